@@ -1,0 +1,148 @@
+"""What the observations say about one candidate: passes and failures by prompt length, boots, margins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from llm_bisect.journal.state import State, Trial, values_key
+from llm_bisect.model import BOUND_OF, AxisValue, Bound, Outcome, Phase, Values
+from llm_bisect.search.length import LengthBracket, length_bracket
+from llm_bisect.search.plan import Plan
+
+NEEDS_REPEAT = frozenset({Outcome.ENGINE_CRASHED, Outcome.HANG})
+"""Failures that a flake can cause: one alone is asked again on a fresh boot before it counts."""
+
+CONTEXT_RESERVE_TOKENS = 64  # follow-up questions may be a little longer than the first
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """All observations of one assignment of values."""
+
+    values: Values
+    trials: tuple[Trial, ...]
+
+    @property
+    def passes(self) -> tuple[Trial, ...]:
+        return tuple(t for t in self.trials if t.outcome is Outcome.PASS)
+
+    @property
+    def failures(self) -> tuple[Trial, ...]:
+        """Failures that count: a crash or a hang only when seen twice."""
+        flaky = [t for t in self.trials if t.outcome in NEEDS_REPEAT]
+        return tuple(t for t in self.trials if t.outcome in BOUND_OF and (t not in flaky or len(flaky) > 1))
+
+    @property
+    def unrepeated(self) -> Trial | None:
+        """A single crash or hang that must be asked again before it counts."""
+        flaky = [t for t in self.trials if t.outcome in NEEDS_REPEAT]
+        if len(flaky) != 1:
+            return None
+        later = [t for t in self.passes if t.seq > flaky[0].seq and t.prompt_tokens >= flaky[0].prompt_tokens]
+        return None if later else flaky[0]
+
+    def passes_at(self, prompt_tokens: int) -> tuple[Trial, ...]:
+        """Passes that prove this length: a pass of a longer prompt proves the shorter."""
+        return tuple(t for t in self.passes if t.prompt_tokens >= prompt_tokens)
+
+    def failures_at(self, prompt_tokens: int) -> tuple[Trial, ...]:
+        """Failures that prove this length fails: a boot that failed, or a shorter prompt that failed."""
+        return tuple(t for t in self.failures if t.phase is Phase.BOOT or t.prompt_tokens <= prompt_tokens)
+
+    @property
+    def boot_failure(self) -> Trial | None:
+        return next((t for t in self.failures if t.phase is Phase.BOOT), None)
+
+    def boots_passed(self, prompt_tokens: int) -> int:
+        """Boots on which a prompt of exactly this length passed."""
+        return len({t.boot for t in self.passes if t.prompt_tokens == prompt_tokens})
+
+    def boots_judged(self, prompt_tokens: int) -> int:
+        """Boots that gave a verdict on this length, failures of shorter prompts included."""
+        passed = {t.boot for t in self.passes if t.prompt_tokens == prompt_tokens}
+        return len(passed | {t.boot for t in self.failures_at(prompt_tokens)})
+
+    def min_free_mib(self, prompt_tokens: int) -> float | None:
+        """The margin at this length: lowest free memory over all passes at or below it, in MiB."""
+        seen = [
+            t.min_free_mib
+            for t in self.passes
+            if t.prompt_tokens <= prompt_tokens and t.min_free_mib is not None
+        ]
+        return min(seen, default=None)
+
+    def has_margin(self, prompt_tokens: int, margin_mib: float) -> bool:
+        """True where the margin is kept, or cannot be known for want of telemetry."""
+        free_mib = self.min_free_mib(prompt_tokens)
+        return free_mib is None or free_mib >= margin_mib
+
+    def context_tokens(self, plan: Plan) -> int | None:
+        """The longest prompt that the context leaves room for, as the engine itself says; None: unknown."""
+        caps = [int(t.facts["context_tokens"]) for t in self.trials if "context_tokens" in t.facts]
+        limits = [min(caps) - plan.max_tokens - CONTEXT_RESERVE_TOKENS] if caps else []
+        if plan.max_prompt_tokens is not None:
+            limits.append(plan.max_prompt_tokens)
+        return max(1, min(limits)) if limits else None
+
+    def lengths(self, plan: Plan, margin_mib: float | None = None) -> LengthBracket:
+        """The prompt bracket; with `margin_mib`, a pass that left less counts as a failure."""
+        in_probe = [t for t in self.failures if t.phase is Phase.PROBE]
+        passes = {t.prompt_tokens for t in self.passes}
+        fails = {t.prompt_tokens for t in in_probe}
+        if margin_mib is not None:
+            fails |= {n for n in passes if not self.has_margin(n, margin_mib)}
+        return length_bracket(passes, fails, self.context_tokens(plan))
+
+    def first_failure(self, prompt_tokens: int) -> Trial | None:
+        """The failure that closes the bracket at this length."""
+        return next((t for t in self.failures if t.prompt_tokens == prompt_tokens), None)
+
+
+def candidate(state: State, values: Values) -> Candidate:
+    """What has been observed of these values."""
+    key = values_key(values)
+    return Candidate(values, tuple(t for t in state.observations if t.key == key))
+
+
+def ordered_points(plan: Plan) -> tuple[AxisValue, ...]:
+    """The axis's values with the user's own among them, from the least to the most preferred."""
+    points = set(plan.points) | ({plan.own} if plan.own is not None else set())
+    return tuple(sorted(points, key=_number, reverse=plan.prefer == "low"))
+
+
+def bound_of(trial: Trial) -> Bound:
+    return BOUND_OF[trial.outcome]
+
+
+def length_hints(
+    found: Candidate, plan: Plan, bracket: LengthBracket, remembered: Iterable[int] = ()
+) -> tuple[int, ...]:
+    """Lengths worth trying next, by what a failing probe had processed when it ended.
+
+    Memory grows with the tokens processed, so the ceiling lies within about one batch above the place
+    where a probe died; a probe that ran out of time shows how far that time reaches. Measured on
+    llama-server: 5 of 5 ceilings lay within one logical batch.
+    """
+    hints: list[int] = list(remembered)
+    for trial in found.failures:
+        tokens = trial.tokens_processed
+        if trial.phase is not Phase.PROBE or not tokens or tokens >= trial.prompt_tokens:
+            continue
+        if bound_of(trial) is Bound.MEMORY:
+            hints.append(tokens)
+            if batch := int(trial.facts.get("n_batch", 0)):
+                hints.append(tokens + batch)
+        elif trial.outcome is Outcome.TIMEOUT_CLIENT:
+            hints.append(int(tokens * 0.97))
+    near = plan.slack_tokens(bracket.lo or 0) // 2
+    lo = bracket.lo if bracket.lo is not None else 0
+    return tuple(
+        h for h in hints if h > lo + near and (bracket.hi is None or h < bracket.hi - near) and h > 0
+    )
+
+
+def _number(value: AxisValue) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"a value of an ordered axis must be a number, not {value!r}")
+    return float(value)
