@@ -1,0 +1,195 @@
+"""Axes and toggles of a profile: grids, choices, how each is applied, and which way it is monotone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from llm_bisect.model import AxisValue, Bound, Trend, UsageProblem
+from llm_bisect.spaces.engines import EngineAxis, EngineDescription
+from llm_bisect.spaces.node import Node, shown
+from llm_bisect.spaces.profile import Apply, Axis
+from llm_bisect.spaces.units import grid, parse_tokens
+
+_AXIS_KEYS = (
+    "apply",
+    "grid",
+    "choices",
+    "prefer",
+    "unit",
+    "admission",
+    "survival",
+    "time",
+    "recall",
+    "context",
+)
+_APPLY_KEYS = ("variable", "flag", "env", "json_flag", "mount", "target", "image")
+_TOGGLE_KEYS = ("apply", "requires", "conflicts")
+_GRID_KEYS = ("low", "high", "step", "values")
+_BOUND_KEYS = {
+    "admission": Bound.ADMISSION,
+    "survival": Bound.MEMORY,
+    "time": Bound.TIME,
+    "recall": Bound.RECALL,
+    "context": Bound.CONTEXT,
+}
+
+
+def read_axes(root: Node, engine: EngineDescription) -> dict[str, Axis]:
+    """The axes of the profile's `axes`. Raises UsageProblem."""
+    return {name: _axis(node, name, engine) for name, node in root.mappings("axes").items()}
+
+
+def read_toggles(root: Node, axes: Mapping[str, Axis]) -> dict[str, Axis]:
+    """The toggles of the profile's `toggles`, as unordered axes with the values on and off."""
+    nodes = root.mappings("toggles")
+    toggles = {}
+    for name, node in nodes.items():
+        if name in axes or name == "prompt":
+            raise node.problem("", f"there is an axis {name!r} already", "Give the toggle another name.")
+        node.only(_TOGGLE_KEYS)
+        apply = _apply(node, None)
+        for key in ("requires", "conflicts"):
+            for other in node.strings(key):
+                if other not in nodes or other == name:
+                    raise node.problem(
+                        key, f"there is no other toggle {other!r}", f"Toggles: {', '.join(nodes)}."
+                    )
+        toggles[name] = Axis(
+            name,
+            "choices",
+            apply,
+            ("on", "off"),
+            toggle=True,
+            requires=node.strings("requires"),
+            conflicts=node.strings("conflicts"),
+        )
+    return toggles
+
+
+def _axis(node: Node, name: str, engine: EngineDescription) -> Axis:
+    if name == "prompt":
+        raise node.problem(
+            "", "the axis prompt is always there", "Set probe.target and probe.max_prompt instead."
+        )
+    known = engine.axes.get(name)
+    if known is None and node.get("apply") is None:
+        raise node.problem(
+            "",
+            f"{engine.title} has no axis of this name, so it needs `apply`",
+            f"Known: {', '.join(engine.axes)}.",
+        )
+    node.only(_AXIS_KEYS)
+    if (node.get("grid") is None) == (node.get("choices") is None):
+        raise node.problem(
+            "", "an axis needs either a grid or choices", "grid: {low: 0.85, high: 0.98, step: 0.005}"
+        )
+    apply = _apply(node, known)
+    if node.get("choices") is not None:
+        labels = _choices(node, known)
+        return Axis(name, "choices", apply, tuple(labels), payloads=labels)
+    unit = node.optional_text("unit") or (known.unit if known else None)
+    values, step = _grid(node, unit)
+    return Axis(
+        name,
+        "ordered",
+        apply,
+        values,
+        unit=unit,
+        step=step,
+        prefer=node.choice("prefer", ("high", "low"), known.prefer if known else "high"),
+        trends=_trends(node, known),
+    )
+
+
+def _trends(node: Node, known: EngineAxis | None) -> dict[Bound, Trend]:
+    """The engine's own trends, with what the profile says on top."""
+    trends = dict(known.trends) if known else {}
+    for key, bound in _BOUND_KEYS.items():
+        if node.get(key) is not None:
+            trends[bound] = node.enum(key, Trend)
+    return trends
+
+
+def _choices(node: Node, known: EngineAxis | None) -> dict[str, object]:
+    """Labels and what is written for each; null leaves the flag out."""
+    raw = node.get("choices")
+    if isinstance(raw, list):
+        raw = {str(label): (known.choices.get(str(label), label) if known else label) for label in raw}
+    if not isinstance(raw, dict) or not raw:
+        raise node.problem(
+            "choices", f"{shown(raw)} holds no choices", "Write {label: value, …} or a list of labels."
+        )
+    return {str(label): payload for label, payload in raw.items()}
+
+
+def _grid(node: Node, unit: str | None) -> tuple[tuple[AxisValue, ...], float | None]:
+    """(ascending values, step or None)."""
+    inner = node.mapping("grid")
+    inner.only(_GRID_KEYS)
+    try:
+        if inner.get("values") is not None:
+            values = inner.get("values")
+            if not isinstance(values, list) or not values or len(values) != len({str(v) for v in values}):
+                raise UsageProblem(
+                    f"{shown(values)} is not a list of different values", hint="e.g. values: [512, 1024]"
+                )
+            return tuple(sorted(_number(v, unit) for v in values)), None
+        missing = [k for k in ("low", "high", "step") if inner.get(k) is None]
+        if missing:
+            raise UsageProblem(f"{', '.join(missing)} is missing", hint="low, high and step; or values")
+        low, high, step = (_number(inner.get(k), unit) for k in ("low", "high", "step"))
+        points = grid(low, high, step)
+    except UsageProblem as problem:
+        raise node.problem("grid", problem.message, problem.hint or "") from None
+    return points, float(step)
+
+
+def _number(value: object, unit: str | None) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UsageProblem(f"{shown(value)} is no number", hint="write a number")
+    if unit == "tokens":
+        return parse_tokens(value)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise UsageProblem(f"{shown(value)} is no number", hint="write a number") from None
+    return value
+
+
+def _apply(node: Node, known: EngineAxis | None) -> Apply:
+    """How the profile says it is applied, else how the engine takes it."""
+    given = node.mapping("apply")
+    given.only(_APPLY_KEYS)
+    if not given.data:
+        if known is None:
+            raise node.problem(
+                "apply", "it is not said how this is applied", f"Accepted: {', '.join(_APPLY_KEYS)}."
+            )
+        return Apply(known.variables, known.flags, known.env, known.json_flag)
+    if given.get("mount") is not None and given.get("target") is None:
+        raise given.problem(
+            "mount", "a mount needs its target in the container", "target: /path/in/the/container"
+        )
+    return Apply(
+        variable=_one_or_more(given, "variable") or (known.variables if known else ()),
+        flag=_one_or_more(given, "flag") or (known.flags if known else ()),
+        env=given.optional_text("env") or (known.env if known else None),
+        json_flag=given.optional_text("json_flag") or (known.json_flag if known else None),
+        mount=_beside(given, given.optional_text("mount")),
+        mount_target=given.optional_text("target"),
+        image=given.flag("image", default=False),
+    )
+
+
+def _one_or_more(node: Node, key: str) -> tuple[str, ...]:
+    return (node.text(key),) if isinstance(node.get(key), str) else node.strings(key)
+
+
+def _beside(node: Node, text: str | None) -> str | None:
+    """A path of the profile, absolute: relative ones lie beside the profile."""
+    if text is None:
+        return None
+    path = Path(text).expanduser()
+    return str(path if path.is_absolute() else node.path.parent / path)
