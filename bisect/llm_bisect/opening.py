@@ -20,6 +20,7 @@ from llm_bisect.journal.state import State, fold, values_key
 from llm_bisect.journal.store import Journal, read_journal
 from llm_bisect.model import AxisValue, EnvironmentProblem, Launch, UsageProblem
 from llm_bisect.probing.prober import Prober
+from llm_bisect.probing.served import served_facts
 from llm_bisect.runners.make import make_runner
 from llm_bisect.runners.protocol import Runner
 from llm_bisect.search.ceiling import contradictions, decide
@@ -188,6 +189,7 @@ def start(
             prober=Prober(prepared.profile.engine),
             policy=partial(decide, plan=prepared.plan),
             resolve=partial(resolve_launch, prepared.profile, prepared.runner),
+            served=partial(served_facts, prepared.profile.engine),
             next_p90_s=partial(_next_p90_s, prepared.plan),
             contradictions=partial(contradictions, plan=prepared.plan),
             reporter=reporter,

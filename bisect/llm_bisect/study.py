@@ -78,6 +78,7 @@ class Driver:
     prober: Prober
     policy: Callable[[State], Ask | Done]
     resolve: Callable[[Values], Launch]
+    served: Callable[[Engine], Mapping[str, Any]]  # what a ready engine says of itself
     next_p90_s: Callable[[State, Ask], float]
     contradictions: Callable[[State], list[dict[str, Any]]]
     reporter: Reporter
@@ -258,7 +259,7 @@ class Driver:
         finished = {
             "boot": boot_id,
             "outcome": Outcome.PASS.value,
-            "facts": {**found.facts, **self.prober.served_facts(self.engine)},
+            "facts": {**found.facts, **self.served(self.engine)},
             "warnings": list(found.warnings),
             "wall_s": round(self.runner.clock.now_s() - began_s, 3),
             "free_mib": round(memory.free_mib, 1) if memory else None,

@@ -1,6 +1,7 @@
 /* A stand-in for libnvidia-ml.so.1: reads "key value" lines from $NVML_STUB_STATE at each call.
    keys: init (return code), count, <i>.free <i>.used <i>.total (MiB), <i>.name, <i>.uuid, <i>.v2 (return code),
-   <i>.power (mW; absent: not supported), <i>.pid, <i>.pid_mib (absent: not told) */
+   <i>.power (mW; absent: not supported), <i>.unlisted (processes cannot be listed), <i>.pid, <i>.pid_mib (absent: not told),
+   <i>.draws, <i>.draws_mib (the same for a process that draws), <i>.display, <i>.capability (major * 10 + minor) */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,14 +68,35 @@ int nvmlDeviceGetPowerManagementLimit(void *h, unsigned *mw) {
 
 struct process { unsigned pid; unsigned long long used; unsigned gpu, compute; };
 
-int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, struct process *out) {
-    const char *pid = get("", at(h), "pid");
+static int processes(void *h, const char *key, const char *mib_key, unsigned *n, struct process *out) {
+    const char *pid = get("", at(h), key);
     unsigned number = pid ? atoi(pid) : 0;
     if (!number) { *n = 0; return 0; }
     if (*n < 1 || !out) { *n = 1; return 7; }
     out->pid = number;
-    out->used = get("", at(h), "pid_mib") ? mib(at(h), "pid_mib") : ~0ull;
+    out->used = get("", at(h), mib_key) ? mib(at(h), mib_key) : ~0ull;
     out->gpu = out->compute = 0;
     *n = 1;
+    return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, struct process *out) {
+    if (get("", at(h), "unlisted")) return NOT_SUPPORTED;
+    return processes(h, "pid", "pid_mib", n, out);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *h, unsigned *n, struct process *out) {
+    if (get("", at(h), "unlisted")) return NOT_SUPPORTED;
+    return processes(h, "draws", "draws_mib", n, out);
+}
+int nvmlDeviceGetDisplayActive(void *h, unsigned *active) {
+    const char *found = get("", at(h), "display");
+    if (!found) return NOT_SUPPORTED;
+    *active = atoi(found);
+    return 0;
+}
+int nvmlDeviceGetCudaComputeCapability(void *h, int *major, int *minor) {
+    const char *found = get("", at(h), "capability");
+    if (!found) return NOT_SUPPORTED;
+    *major = atoi(found) / 10;
+    *minor = atoi(found) % 10;
     return 0;
 }

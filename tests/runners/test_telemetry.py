@@ -98,6 +98,50 @@ def test_who_holds_the_memory(rig: Callable[[str], None]) -> None:
     assert processes is not None and processes[0].used_mib == 21000
 
 
+def test_a_process_that_computes_and_draws(rig: Callable[[str], None]) -> None:
+    """It is one process, and a figure that only one of the driver's lists has is kept."""
+    both = CARD + f"0.pid {os.getpid()}\n0.draws {os.getpid()}\n"
+    for figures in ("0.pid_mib 21000\n", "0.draws_mib 21000\n", "0.pid_mib 21000\n0.draws_mib 300\n"):
+        rig(both + figures)
+        processes = open_gpu().devices()[0].processes
+        assert processes is not None and [p.used_mib for p in processes] == [21000]
+    rig(both)
+    processes = open_gpu().devices()[0].processes
+    assert processes is not None and [p.used_mib for p in processes] == [None]
+
+
+def test_processes_that_cannot_be_listed(rig: Callable[[str], None]) -> None:
+    """Where the driver lists none (WSL2) that is not the same as nobody being there."""
+    rig(CARD + "0.unlisted 1\n")
+    assert open_gpu().devices()[0].processes is None
+    rig(CARD)
+    assert open_gpu().devices()[0].processes == ()
+
+
+def test_a_card_with_a_screen(rig: Callable[[str], None]) -> None:
+    """Display and compute capability are told where the driver knows them, else null."""
+    (device,) = open_gpu().devices()
+    assert (device.display_active, device.compute_capability) == (None, None)
+    for display in (0, 1):
+        rig(CARD + f"0.display {display}\n0.capability 86\n")
+        (device,) = open_gpu().devices()
+        assert (device.display_active, device.compute_capability) == (bool(display), "8.6")
+
+
+def test_a_driver_without_cards(rig: Callable[[str], None]) -> None:
+    """A driver that lists no GPU is told so."""
+    rig("count 0\n")
+    gpu = open_gpu()
+    assert isinstance(gpu, NullGpu) and "lists no GPU" in gpu.reason
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the Python package: a reason, not a traceback."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    gpu = open_gpu()
+    assert isinstance(gpu, NullGpu) and "nvidia-ml-py" in gpu.reason
+
+
 def test_selection_takes_the_tightest(rig: Callable[[str], None]) -> None:
     """By index, by UUID, or all; a GPU that is not there is one sentence."""
     rig(
@@ -105,7 +149,12 @@ def test_selection_takes_the_tightest(rig: Callable[[str], None]) -> None:
         + "1.name other\n1.uuid GPU-2222\n1.total 20480\n1.used 20000\n1.free 480\n"
     )
     gpu = open_gpu()
-    free = lambda *names: gpu.memory(names).free_mib  # type: ignore[union-attr]  # noqa: E731
+
+    def free(*names: str) -> float:
+        sample = gpu.memory(names)
+        assert sample is not None
+        return sample.free_mib
+
     assert (free(), free("0"), free("1"), free("GPU-1111"), free("0", "GPU-2222")) == (
         480,
         1671,

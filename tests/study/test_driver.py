@@ -131,9 +131,6 @@ class FakeProber:
         self.seen: list[tuple[float, int]] = []
         self.override: dict[int, Outcome] = {}
 
-    def served_facts(self, engine: FakeEngine) -> dict[str, Any]:
-        return {"context_tokens": 180_000}
-
     def probe(
         self,
         engine: FakeEngine,
@@ -199,6 +196,7 @@ def make_driver(path: Path, runner: FakeRunner, prober: FakeProber, budget: Budg
         prober=prober,  # type: ignore[arg-type]
         policy=partial(decide, plan=PLAN),
         resolve=resolve,
+        served=lambda engine: {"context_tokens": 180_000},
         next_p90_s=lambda state, ask: 1_000.0,
         contradictions=partial(contradictions, plan=PLAN),
         reporter=Quiet(),

@@ -102,7 +102,7 @@ def _gpus() -> Iterator[Check]:
     for device in gpu.devices():
         memory = f"{device.free_mib:,.0f} of {device.total_mib:,.0f} MiB free"
         yield Check(f"gpu {device.index}", "ok", f"{device.name}, {memory}, driver {device.driver}")
-        for process in device.processes:
+        for process in device.processes or ():
             used = f"{process.used_mib:,.0f} MiB" if process.used_mib is not None else "memory"
             yield Check(
                 f"gpu {device.index}",

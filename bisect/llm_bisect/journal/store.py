@@ -1,293 +1,260 @@
 """The journal's file: append-only JSON Lines, one writer, every line chained to the one before.
 
-An append is one line, written whole and synced before it returns. A torn last line is cut when the
-journal is opened; anything broken before the last line is refused with its number, and nothing is changed.
+An event is one line, written whole and synced before `append` returns. A torn last line is cut when the
+journal is opened; anything broken before it is refused with its number, and then nothing is changed.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
-import json
 import os
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
+from llm_bisect.journal import files
 from llm_bisect.journal.events import KINDS
-from llm_bisect.model import EnvironmentProblem
+from llm_bisect.journal.lock import holder_pid
+from llm_bisect.journal.records import BrokenLine, Event, Scan, encode, scan
+from llm_bisect.model import EnvironmentProblem, UsageProblem
 from llm_bisect.model.secrets import mask_secrets
 
-GITIGNORE = "*\n!.gitignore\n!reference/\n!reference/**\n"
-_START = "0" * 16
-_ADVICE = {
-    errno.ENOSPC: "free some space, then run the same command again",
-    errno.EDQUOT: "free some space, then run the same command again",
-    errno.EROFS: "--journals DIR or $BISECT_JOURNALS names a folder that can be written",
-    errno.EACCES: "--journals DIR or $BISECT_JOURNALS names a folder that can be written",
-    errno.EPERM: "--journals DIR or $BISECT_JOURNALS names a folder that can be written",
-    errno.ENOTDIR: "--journals DIR or $BISECT_JOURNALS names a folder that can be written",
-    errno.EFBIG: "raise the limit on the size of files, then run the same command again",
-}
+__all__ = ["BrokenJournal", "Event", "Journal", "holder_pid", "read_journal", "utc_now"]
 
 
-@dataclass(frozen=True)
-class Event:
-    """One line. `at` is UTC in ISO 8601 with milliseconds."""
+class BrokenJournal(UsageProblem):
+    """A journal with a fault that no crash explains. `line` counts from 1. Nothing has been changed."""
 
-    seq: int
-    at: str
-    kind: str
-    body: Mapping[str, Any]
+    def __init__(self, path: Path, broken: BrokenLine) -> None:
+        super().__init__(
+            f"{path}: {broken}; nothing was changed",
+            hint="restore the file (it is only ever appended to), or begin again with another --study name",
+        )
+        self.line = broken.number
 
 
-@dataclass(frozen=True)
-class _Scan:
-    events: list[Event]
-    good_bytes: int  # length of the whole lines
-    torn_bytes: int
-    check: str
+def utc_now() -> datetime:
+    """The moment, in UTC."""
+    return datetime.now(UTC)
 
 
 class Journal:
-    """The one writer of a study's journal. Use it as a context manager; the lock dies with the process."""
+    """The one writer of a study's journal, and a context manager. Its lock ends with its process.
 
-    def __init__(self, path: Path, fd: int, scan: _Scan, now: Callable[[], datetime]) -> None:
+    `append` may be called from any thread. A journal that was made here and got no event is removed again
+    by `close`, with the folder and the `.gitignore` that were made for it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        fd: int,
+        found: Scan,
+        *,
+        now: Callable[[], datetime],
+        kinds: frozenset[str],
+        made: list[Path],
+    ) -> None:
         self.path = path
-        self.events: list[Event] = scan.events
-        self.repaired = (
-            f"{scan.torn_bytes} bytes of an unfinished last line were cut" if scan.torn_bytes else None
-        )
+        self.repaired: str | None = None  # what was repaired at the tail, in words
         self._fd = fd
-        self._good_bytes = scan.good_bytes
-        self._check = scan.check
+        self._events = found.events
+        self._check = found.check
+        self._good_bytes = found.good_bytes
+        self._uncut = False  # a failed append could not be cut off yet
         self._now = now
+        self._kinds = kinds
+        self._made = made
+        self._mutex = threading.Lock()
+        try:
+            self._repair(found)
+        except BaseException:
+            self._fd = -1  # `open` closes it
+            raise
 
     @classmethod
-    def open(cls, path: Path, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Journal:
-        """Open or create it, take its lock, cut a torn tail. Raises EnvironmentProblem: held by another
-        process, not writable, or broken (with the line's number; then nothing has been changed)."""
+    def open(
+        cls, path: Path, *, now: Callable[[], datetime] = utc_now, kinds: frozenset[str] = KINDS
+    ) -> Journal:
+        """Open the journal at `path` for writing, or make it (0600, in a folder of 0700), and verify it.
+
+        Raises EnvironmentProblem where another process holds it, or it cannot be written; BrokenJournal
+        (a UsageProblem) where it is broken before its last line.
+        """
+        made: list[Path] = []
+        fd = -1
         try:
-            _make_folder(path.parent)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-        except OSError as error:
-            raise _problem(path, error) from error
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise EnvironmentProblem(f"{path} is not a plain file", hint="give the study another name")
-            _lock(fd, path)
-            scan = _scan(_read_all(fd), path)
-            if scan.torn_bytes:
-                os.ftruncate(fd, scan.good_bytes)
-            os.fsync(fd)
-            _sync_folder(path.parent)
-        except OSError as error:
-            os.close(fd)
-            raise _problem(path, error) from error
-        except BaseException:
-            os.close(fd)
-            raise
-        return cls(path, fd, scan, now)
+            fd = files.open_locked(path, made)
+            data = files.read_all(fd)
+            journal = cls(path, fd, scan(data, kinds), now=now, kinds=kinds, made=made)
+            if made:
+                files.sync_folder(path.parent)
+            files.write_gitignore(path.parent, made)
+        except BaseException as error:
+            files.remove_made(made, fd)
+            if fd >= 0:
+                os.close(fd)
+            _explain(error, path)
+        return journal
+
+    @property
+    def events(self) -> list[Event]:
+        """A copy of all events, oldest first, as a reader of the file sees them."""
+        return list(self._events)
 
     @property
     def side_dir(self) -> Path:
-        """The study's folder for whole logs; made when first asked for, readable by its owner only."""
+        """The study's folder for whole logs and timelines, made on demand (0700).
+
+        Raises EnvironmentProblem.
+        """
         folder = self.path.with_suffix("")
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise _problem(folder, error) from error
+            raise files.problem(error, folder, "made") from error
         return folder
 
     def append(self, kind: str, body: Mapping[str, Any]) -> Event:
-        """Write one event and sync it. Raises EnvironmentProblem (disk full, read-only, …): then the file
-        is as it was before, and every earlier event is safe."""
-        if kind not in KINDS:
-            raise ValueError(f"unknown kind of event: {kind!r}")
-        masked = mask_secrets(dict(body))
-        at = self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        seq = len(self.events) + 1
-        check, line = _encode(self._check, seq, at, kind, masked)
-        try:
-            _write_all(self._fd, line)
-            os.fsync(self._fd)
-        except OSError as error:
-            self._undo()
-            raise _problem(self.path, error) from error
-        event = Event(seq, at, kind, json.loads(line)["body"])
-        self.events.append(event)
-        self._check = check
-        self._good_bytes += len(line)
-        return event
+        """Write one event, secrets masked, and sync it; returns it as a reader will see it.
 
-    def _undo(self) -> None:
-        """Cut what a failed write left; where even that fails, opening the journal will cut it."""
+        Raises EnvironmentProblem where it cannot be written (disk full, …): the file then holds the events
+        that it held before, and a later append may succeed. Raises ValueError or TypeError for an event
+        that no journal can hold: an unknown kind, a number that is not finite, an object that is no JSON.
+        """
+        with self._mutex:
+            if self._fd < 0:
+                raise ValueError(f"{self.path} is closed")
+            if kind not in self._kinds:
+                raise ValueError(f"unknown kind of event: {kind!r}")
+            event = Event(len(self._events) + 1, _stamp(self._now()), kind, mask_secrets(dict(body)))
+            written = encode(self._check, event)
+            self._refuse_tampering()
+            try:
+                files.write_all(self._fd, written.line)
+                os.fsync(self._fd)
+            except BaseException as error:
+                self._cut_back()
+                _explain(error, self.path)
+            self._events.append(written.event)
+            self._check = written.check
+            self._good_bytes += len(written.line)
+            return written.event
+
+    def close(self) -> None:
+        """Give the lock back. Safe to call twice."""
+        with self._mutex:
+            if self._fd < 0:
+                return
+            fd, self._fd = self._fd, -1
+            try:
+                if not self._events:
+                    files.remove_made(self._made, fd)
+            finally:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # One that was dropped without `close` must not keep its study locked.
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    def _repair(self, found: Scan) -> None:
+        """Cut a torn tail, or end a last line that lacks only its line end; on disk before we go on."""
+        if found.torn_bytes:
+            os.ftruncate(self._fd, found.good_bytes)
+            plural = "byte" if found.torn_bytes == 1 else "bytes"
+            self.repaired = f"{found.torn_bytes} {plural} of an unfinished last line"
+        elif found.unended:
+            try:
+                files.write_all(self._fd, b"\n")
+            except OSError:
+                self._cut_back()
+                raise
+            self._good_bytes += 1
+            self.repaired = "the missing end of the last line"
+        # Also without a repair: the last line of a writer that was killed may not have reached the disk.
+        os.fsync(self._fd)
+
+    def _refuse_tampering(self) -> None:
+        """The file must be as we left it: appending to anything else would break the chain for good."""
+        try:
+            found = os.fstat(self._fd)
+            if found.st_size > self._good_bytes and self._uncut:
+                os.ftruncate(self._fd, self._good_bytes)
+                found = os.fstat(self._fd)
+        except OSError as error:
+            raise files.problem(error, self.path, "written") from error
+        what = None
+        if found.st_nlink == 0:
+            what = "was deleted or replaced while the study runs"
+        elif found.st_size != self._good_bytes:
+            what = f"was changed by another program while the study runs ({found.st_size} bytes instead of "
+            what += f"{self._good_bytes})"
+        if what is not None:
+            raise EnvironmentProblem(
+                f"{self.path} {what}", hint="restore it if you can, then run the same command again"
+            )
+        self._uncut = False
+
+    def _cut_back(self) -> None:
+        """Cut what a failed write left. Where even that fails the next append or opening does it."""
+        self._uncut = True
         try:
             os.ftruncate(self._fd, self._good_bytes)
             os.fsync(self._fd)
         except OSError:
             return
-
-    def close(self) -> None:
-        """Give the lock back. Safe to call twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
+        self._uncut = False
 
 
-def read_journal(path: Path) -> list[Event]:
-    """All whole events, also while another process writes. Changes nothing. Raises EnvironmentProblem."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise EnvironmentProblem(f"{path} is not a plain file", hint="name a journal")
-        return _scan(path.read_bytes(), path).events
-    except OSError as error:
-        raise _problem(path, error) from error
+def read_journal(path: Path, *, kinds: frozenset[str] = KINDS) -> list[Event]:
+    """All whole events, without a lock, also while another process writes. Changes nothing.
+
+    Raises UsageProblem where there is no such journal, BrokenJournal as `Journal.open` does, and
+    EnvironmentProblem where it cannot be read.
+    """
+    before: bytes | None = None
+    while True:
+        try:
+            files.refuse_special(path)
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise UsageProblem(
+                f"there is no journal {path}", hint="bisect status lists the studies"
+            ) from error
+        except OSError as error:
+            raise files.problem(error, path, "read") from error
+        try:
+            return scan(data, kinds).events
+        except BrokenLine as broken:
+            # A writer that cut back a failed append while we read may have shown us parts of two lines.
+            if data == before:
+                raise BrokenJournal(path, broken) from None
+            before = data
+            time.sleep(0.02)
 
 
-def holder_pid(path: Path) -> int | None:
-    """The process that holds the journal's lock, or None where nobody does (or it cannot be seen)."""
-    try:
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return None
-            except OSError:
-                return _pid_of_lock(os.fstat(file.fileno()))
-    except OSError:
-        return None
+def _stamp(moment: datetime) -> str:
+    if moment.tzinfo is None:
+        raise ValueError("the journal's clock must say its time zone")
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _pid_of_lock(found: os.stat_result) -> int | None:
-    """The pid in /proc/locks for this file's lock."""
-    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    for line in Path("/proc/locks").read_text().splitlines():
-        parts = line.split()
-        if len(parts) > 5 and parts[1] == "FLOCK" and parts[-3] == wanted and int(parts[-4]) > 0:
-            return int(parts[-4])
-    return None
-
-
-def _lock(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = holder_pid(path)
-        who = f"process {pid}" if pid else "another process"
-        raise EnvironmentProblem(
-            f"study {path.stem!r} is running already: {who} holds {path}",
-            hint=f"bisect status {path.stem} shows it, bisect stop {path.stem} ends it",
-        ) from None
-
-
-def _encode(before: str, seq: int, at: str, kind: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
-    """(check, line). The check covers the line before, so a line can neither be changed nor moved."""
-    plain = {"seq": seq, "at": at, "kind": kind, "body": body}
-    check = _check(before, plain)
-    text = json.dumps({**plain, "check": check}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # lone surrogates (from undecodable bytes) cannot be written as UTF-8
-    return check, text.encode("utf-8", "backslashreplace").replace(b"\n", b" ") + b"\n"
-
-
-def _check(before: str, plain: Mapping[str, Any]) -> str:
-    canonical = json.dumps(plain, ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(f"{before}{canonical}".encode()).hexdigest()[:16]
-
-
-def _scan(data: bytes, path: Path) -> _Scan:
-    """All whole lines with their chain verified; what follows the last of them is torn."""
-    events: list[Event] = []
-    check, good = _START, 0
-    lines = list(_lines(data))
-    for number, (start, line) in enumerate(lines, 1):
-        problem, event, found = _decode(line, number, check)
-        if event is None:
-            if number == len(lines) and not line.endswith(b"\n"):
-                break
-            if number == len(lines) and problem == "not JSON":
-                break  # a last line whose middle was never written (lost blocks read as zeros)
-            raise EnvironmentProblem(
-                f"{path}, line {number}: {problem}; nothing was changed",
-                hint="a journal is only ever appended to: restore the file, or start a study of another name",
-            )
-        events.append(event)
-        check, good = found, start + len(line)
-    return _Scan(events, good, len(data) - good, check)
-
-
-def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    start = 0
-    while start < len(data):
-        end = data.find(b"\n", start) + 1 or len(data)
-        yield start, data[start:end]
-        start = end
-
-
-def _decode(line: bytes, number: int, before: str) -> tuple[str, Event | None, str]:
-    """(what is wrong, event or None, its check)."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return "not JSON", None, ""
-    if not line.endswith(b"\n"):
-        return "no end of line", None, ""
-    if not isinstance(entry, dict) or not {"seq", "at", "kind", "body", "check"} <= entry.keys():
-        return "not an event", None, ""
-    if entry["kind"] not in KINDS:
-        return f"unknown kind of event {entry['kind']!r} (written by a newer bisect?)", None, ""
-    if entry["seq"] != number:
-        return f"it says it is event {entry['seq']}: events are missing or were moved", None, ""
-    check = _check(before, {k: entry[k] for k in ("seq", "at", "kind", "body")})
-    if check != entry["check"]:
-        return "its check does not fit: it, or the line before, was changed", None, ""
-    return "", Event(entry["seq"], entry["at"], entry["kind"], entry["body"]), check
-
-
-def _make_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
-    ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text(GITIGNORE)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _read_all(fd: int) -> bytes:
-    chunks: list[bytes] = []
-    at = 0
-    while chunk := os.pread(fd, 1 << 20, at):
-        chunks.append(chunk)
-        at += len(chunk)
-    return b"".join(chunks)
-
-
-def _write_all(fd: int, line: bytes) -> None:
-    """One write; the rest again only where the system took less."""
-    written = os.write(fd, line)
-    while written < len(line):
-        written += os.write(fd, line[written:])
-
-
-def _problem(path: Path, error: OSError) -> EnvironmentProblem:
-    return EnvironmentProblem(
-        f"{path}: {error.strerror or error}",
-        hint=_ADVICE.get(error.errno or 0, "check the folder and its disk"),
-    )
+def _explain(error: BaseException, path: Path) -> NoReturn:
+    """Raise it in the user's words where it is the file's or the machine's doing, else as it is."""
+    if isinstance(error, BrokenLine):
+        raise BrokenJournal(path, error) from None
+    if isinstance(error, OSError):
+        raise files.problem(error, path, "written") from error
+    raise error

@@ -157,7 +157,11 @@ class NvmlGpu:
         lists = [found for ask in asks if (found := self._try(ask, handle)) is not None]
         if not lists:
             return None
-        by_pid = {process.pid: process.usedGpuMemory for found in lists for process in found}
+        by_pid: dict[int, int | None] = {}
+        for process in (one for found in lists for one in found):
+            # One that computes and draws is in both lists; a figure that is told beats one that is not.
+            known, told = by_pid.get(process.pid), process.usedGpuMemory
+            by_pid[process.pid] = told if known is None else max(known, told or 0)
         return tuple(
             GpuProcess(pid, _name(pid), used / MIB if used is not None else None)
             for pid, used in by_pid.items()
@@ -173,8 +177,10 @@ class NvmlGpu:
 
 def open_gpu() -> NvmlGpu | NullGpu:
     """NVML where a driver is installed, else a `NullGpu` with the reason."""
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:
+        return NullGpu("the Python package nvidia-ml-py is not installed")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

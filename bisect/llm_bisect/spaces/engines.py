@@ -20,7 +20,7 @@ class EngineAxis:
     name: str
     variables: tuple[str, ...] = ()  # Compose variables that files use for it, first is preferred
     flags: tuple[str, ...] = ()  # spellings of its flag, first is the one we write
-    also_flags: tuple[tuple[str, ...], ...] = ()  # further flags that get the same value, each with its spellings
+    also_flags: tuple[tuple[str, ...], ...] = ()  # more flags that get the same value: their spellings
     env: str | None = None
     json_flag: str | None = None
     unit: str | None = None  # tokens | fraction | None
@@ -31,7 +31,7 @@ class EngineAxis:
 
 @dataclass(frozen=True)
 class FactPattern:
-    """A number or text that the boot log prints. Group `v` holds it; `scale` brings it to the unit in the name."""
+    """A number or text of the boot log. Group `v` holds it; `scale` brings it to the unit in the name."""
 
     name: str
     pattern: re.Pattern[str]
@@ -66,8 +66,12 @@ class EngineDescription:
     needs_gpu: bool = True
     executables: tuple[str, ...] = ()  # argv[0] spellings and images that identify the engine
     images: tuple[str, ...] = ()
-    endpoints: Mapping[str, str] = field(default_factory=dict)  # health, models, tokenize, complete, metrics, slots
-    offline_env: Mapping[str, str] = field(default_factory=dict)  # set in every candidate unless pulling is allowed
+    endpoints: Mapping[str, str] = field(
+        default_factory=dict
+    )  # health, models, tokenize, complete, metrics, slots
+    offline_env: Mapping[str, str] = field(
+        default_factory=dict
+    )  # set in every candidate unless pulling is allowed
     axes: Mapping[str, EngineAxis] = field(default_factory=dict)
     banners: tuple[re.Pattern[str], ...] = ()  # first line of a boot
     ready: tuple[re.Pattern[str], ...] = ()

@@ -167,7 +167,7 @@ def _apply(node: Node, known: EngineAxis | None) -> Apply:
             raise node.problem(
                 "apply", "it is not said how this is applied", f"Accepted: {', '.join(_APPLY_KEYS)}."
             )
-        return Apply(known.variables, known.flags, known.env, known.json_flag)
+        return Apply(known.variables, known.flags, known.also_flags, env=known.env, json_flag=known.json_flag)
     if given.get("mount") is not None and given.get("target") is None:
         raise given.problem(
             "mount", "a mount needs its target in the container", "target: /path/in/the/container"
@@ -175,6 +175,7 @@ def _apply(node: Node, known: EngineAxis | None) -> Apply:
     return Apply(
         variable=_one_or_more(given, "variable") or (known.variables if known else ()),
         flag=_one_or_more(given, "flag") or (known.flags if known else ()),
+        also_flags=known.also_flags if known and given.get("flag") is None else (),
         env=given.optional_text("env") or (known.env if known else None),
         json_flag=given.optional_text("json_flag") or (known.json_flag if known else None),
         mount=_beside(given, given.optional_text("mount")),

@@ -16,6 +16,7 @@ class Apply:
 
     variable: tuple[str, ...] = ()  # Compose variables
     flag: tuple[str, ...] = ()
+    also_flags: tuple[tuple[str, ...], ...] = ()  # further flags that take the same value
     env: str | None = None
     json_flag: str | None = None
     mount: str | None = None  # a toggle: this file is mounted or not

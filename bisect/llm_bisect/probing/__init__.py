@@ -1,0 +1,1 @@
+"""Prompts, the prober and the classifier of outcomes."""
