@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_bisect.model import ComposeRef, Launch, UsageProblem
+from llm_bisect.model import ComposeRef, Launch, Mount, UsageProblem
 from llm_bisect.reports.compose_edit import edit_command, edit_environment, edit_volumes, mount_entry
 from llm_bisect.reports.compose_extends import raw_service
 from llm_bisect.reports.compose_words import escape, substitute
 from llm_bisect.reports.guard import guard_service, host_path
 from llm_bisect.reports.override_yaml import Same, differing, dump, read_raw
 
+BUILTIN = "builtin:"
 NOT_MERGED = ("version", "name", "include")
 
 
@@ -117,14 +118,19 @@ def service_file(chosen: Launch, name: str, heading: Sequence[str]) -> str:
     service: dict[str, Any] = {"image": escape(chosen.image)}
     if chosen.entrypoint is not None:
         service["entrypoint"] = [escape(a) for a in chosen.entrypoint]
-    service["command"] = [escape(a) for a in chosen.command]
+    model = _model_target(chosen)
+    named = {"{port}": str(chosen.container_port), "{model}": model or "{model}"}
+    service["command"] = [_filled(escape(a), named) for a in chosen.command]
     if chosen.env:
         service["environment"] = {k: escape(v) for k, v in chosen.env.items()}
-    if chosen.mounts:
-        service["volumes"] = [
-            mount_entry(m, host_path(escape(m.source)) if m.kind == "bind" else escape(m.source))
-            for m in chosen.mounts
-        ]
+    volumes = [
+        mount_entry(m, host_path(escape(m.source)) if m.kind == "bind" else escape(m.source))
+        for m in chosen.mounts
+    ]
+    if model is not None:
+        volumes.append(mount_entry(Mount("", model, read_only=True), _model_source(str(chosen.model_path))))
+    if volumes:
+        service["volumes"] = volumes
     if chosen.network_mode:
         service["network_mode"] = chosen.network_mode
     if chosen.network_mode != "host":
@@ -143,10 +149,32 @@ def service_file(chosen: Launch, name: str, heading: Sequence[str]) -> str:
         device = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     document: dict[str, Any] = {"services": {name: guard_service(service)}}
-    volumes: dict[str, Any] = {m.source: {} for m in chosen.mounts if m.kind == "volume"}
-    if volumes:
-        document["volumes"] = volumes
+    declared: dict[str, Any] = {m.source: {} for m in chosen.mounts if m.kind == "volume"}
+    if declared:
+        document["volumes"] = declared
     return _comments([*heading, f"start: docker compose -f THIS_FILE up {name}"]) + dump(document)
+
+
+def _model_target(launch: Launch) -> str | None:
+    """Where the weights stand in the container, where the command asks for `{model}`; else None."""
+    if launch.model_path is None or not any("{model}" in word for word in launch.command):
+        return None
+    suffix = ".gguf" if launch.model_path.startswith(BUILTIN) else Path(launch.model_path).suffix
+    return f"/models/model{suffix}"
+
+
+def _model_source(path: str) -> str:
+    if path.startswith(BUILTIN):
+        return (
+            f"${{MODEL_FILE:?the study used the model {path.removeprefix(BUILTIN)} that bisect makes itself}}"
+        )
+    return host_path(escape(path))
+
+
+def _filled(word: str, named: Mapping[str, str]) -> str:
+    for placeholder, value in named.items():
+        word = word.replace(placeholder, value)
+    return word
 
 
 def _comments(lines: Sequence[str]) -> str:

@@ -100,7 +100,7 @@ class Point:
             f"{word}: {self.headline}",
             *(f"limit: {text}" for text in self.limits),
             f"proved by probes {', '.join(self.proof) or 'none'}",
-            f"measured {self.measured_on or 'as the journal says'}, llm-bisect {self.version}",
+            f"llm-bisect {self.version}" + (f", measured {self.measured_on}" if self.measured_on else ""),
         ]
         return [scrub(one_line(line)) for line in lines]
 

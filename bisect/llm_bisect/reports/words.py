@@ -41,10 +41,13 @@ def scrub(text: str) -> str:
 
 def _address(match: re.Match[str]) -> str:
     text = match.group()
+    bare = text.partition("%")[0]
     try:
-        ipaddress.ip_address(text.partition("%")[0])
+        ipaddress.ip_address(bare)
     except ValueError:
         return text
+    if ":" in bare and max(map(len, bare.split(":"))) < 3:
+        return text  # `a::b` is a name in C++ rather than a machine
     return text if text in LOCAL else "(address)"
 
 

@@ -116,7 +116,6 @@ class SimulatedEngine:
             if self._child.stdin is not None:
                 with contextlib.suppress(OSError):
                     self._child.stdin.close()
-            self._shared.close()
 
 
 class SimulatedRunner:

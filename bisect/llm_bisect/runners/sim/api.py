@@ -14,7 +14,7 @@ from typing import Any
 
 from llm_bisect.runners.sim import log, text
 from llm_bisect.runners.sim.metrics import metrics_text
-from llm_bisect.runners.sim.server import ClientGone, EngineDied, Rig
+from llm_bisect.runners.sim.serving import ClientGone, EngineDied, Rig
 
 _BODY_BYTES = 64 * 1024 * 1024
 _QUIET = ("/metrics", "/sim/state", "/health")  # not in the access log: they are asked for all the time

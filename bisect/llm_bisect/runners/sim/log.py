@@ -241,8 +241,8 @@ class Lines:
             f"total capacity of {_short(total_gib)} GiB of which {free_mib:.2f} MiB is free. Including "
             f"non-PyTorch memory, this process has {held_mib / MIB_PER_GIB:.2f} GiB memory in use. Of the "
             f"allocated memory {allocated / MIB_PER_GIB:.2f} GiB is allocated by PyTorch, with "
-            f"{graphs:.2f} MiB allocated in private pools (e.g., CUDA Graphs), and {_RESERVED_MIB} MiB is reserved by PyTorch "
-            f"but unallocated. {_EXPANDABLE}"
+            f"{graphs:.2f} MiB allocated in private pools (e.g., CUDA Graphs), and {_RESERVED_MIB} MiB is "
+            f"reserved by PyTorch but unallocated. {_EXPANDABLE}"
         )
 
 
