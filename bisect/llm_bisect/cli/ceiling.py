@@ -10,7 +10,7 @@ from llm_bisect.cli.run import run_study, until_epoch_s
 from llm_bisect.journal.locate import journals_dir
 from llm_bisect.model import UsageProblem
 from llm_bisect.opening import Prepared, Question, budget_from, prepare
-from llm_bisect.spaces import trust as trusting
+from llm_bisect.spaces.trust import accept, needs_trust, summary
 from llm_bisect.spaces.units import parse_tokens
 
 
@@ -84,10 +84,10 @@ def _lasting_name(profile: str) -> str:
 
 def ask_for_trust(prepared: Prepared, *, accepted: bool) -> None:
     """A downloaded profile is shown and accepted once, before the night. Raises UsageProblem."""
-    reason = trusting.needs_trust(prepared.profile)
+    reason = needs_trust(prepared.profile)
     if reason is None:
         return
-    shown = trusting.summary(prepared.profile)
+    shown = summary(prepared.profile)
     if not accepted:
         print(f"{prepared.profile.path}: {reason}. It would start:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in shown), file=sys.stderr)
@@ -97,4 +97,4 @@ def ask_for_trust(prepared: Prepared, *, accepted: bool) -> None:
             )
         if input("Start this? [y/N] ").strip().lower() not in ("y", "yes"):
             raise UsageProblem("not started", hint="nothing was changed")
-    trusting.accept(prepared.profile)
+    accept(prepared.profile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from typing import Any
@@ -19,6 +20,10 @@ from llm_bisect.search.plan import Ask, Plan
 
 HEARTBEAT_S = 60.0
 REDRAW_S = 0.25
+_PREFIX = re.compile(
+    r"^(?:\(\w+ pid=\d+\) )?"
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]{8} (?:\[[^\]]{1,80}\] ?)?)?"
+)
 
 
 def make_reporter(plan: Plan, *, simulated: bool, quiet_live: bool) -> PlainReporter:
@@ -163,9 +168,9 @@ def _boot_line(body: Any) -> str:
     if body["outcome"] != "pass":
         facts = body.get("evidence", {}).get("facts", {})
         estimate = facts.get("estimated_max_model_len")
-        told = f"; the engine estimates {estimate:,.0f} tokens" if isinstance(estimate, int | float) else ""
+        fits = f"; the engine estimates {estimate:,.0f} tokens" if isinstance(estimate, int | float) else ""
         lines = body.get("evidence", {}).get("lines") or [""]
-        return f"{body['boot']} {body['outcome']} after {duration(body['wall_s'])}{told}: {lines[0][:160]}"
+        return f"{body['boot']} {body['outcome']} after {duration(body['wall_s'])}{fits}: {told(lines[0])}"
     facts = body.get("facts", {})
     parts = [f"{body['boot']} ready in {duration(body['wall_s'])}"]
     if "kv_cache_gib" in facts:
@@ -187,9 +192,14 @@ def _probe_line(body: Any, state: State) -> str:
     if body["outcome"] != "pass" and trial.tokens_processed:
         parts.append(f"{trial.tokens_processed:,} tokens processed")
     evidence = body.get("evidence", {}).get("lines") or ()
-    if body["outcome"] != "pass" and body["phase"] == "probe" and evidence:
-        parts.append(evidence[0][:160])
+    if body["outcome"] not in ("pass", "timeout_client", "aborted") and body["phase"] == "probe" and evidence:
+        parts.append(told(evidence[0]))
     return ", ".join(parts)
+
+
+def told(line: str) -> str:
+    """A log line without what engines put before their messages, at most 160 characters."""
+    return _PREFIX.sub("", line)[:160]
 
 
 def progress_text(

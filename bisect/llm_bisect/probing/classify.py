@@ -239,7 +239,13 @@ def _killed_by_kernel(state: EngineState, reading: _Reading) -> tuple[Outcome, E
         facts = {**match.facts, **facts}
     if state.exit_code is not None:
         facts["exit_code"] = state.exit_code
-    lines = [match.line for match in kills] or list(reading.log.tail(6))
+    if state.oom_killed:
+        lines = [
+            f"state: killed for memory by its own limit, {_exit_text(state)}",
+            *[match.line for match in kills],
+        ]
+    else:
+        lines = [match.line for match in kills]
     if state.oom_killed or ours:
         rule = ours[0].signature.id if ours else "state_oom_killed"
         return Outcome.HOST_OOM_KILLED, evidence(rule, lines, facts, reading.considered)
@@ -247,6 +253,14 @@ def _killed_by_kernel(state: EngineState, reading: _Reading) -> tuple[Outcome, E
         facts["whole_machine"] = True
         return Outcome.INFRA, evidence(kills[0].signature.id, lines, facts, reading.considered)
     return None
+
+
+def _exit_text(state: EngineState) -> str:
+    return (
+        f"exit code {state.exit_code}"
+        if state.exit_code is not None
+        else f"status {state.status or 'unknown'}"
+    )
 
 
 def _decide(reading: _Reading, phase: Phase, others_hold_memory: bool | None) -> tuple[Outcome, Evidence]:

@@ -73,7 +73,7 @@ def warnings(state: State) -> list[str]:
     if state.opened.get("simulated"):
         told.append("simulated: no engine and no GPU was used; the figures come from a model of a rig")
     told += [str(c["text"]) for c in state.contradictions]
-    told += [f"{b.id}: {w}" for b in state.boots.values() for w in b.warnings]
+    told += [f"the engine says: {w}" for b in state.boots.values() for w in b.warnings]
     told += [f"probe {t.probe}: {note}" for t in state.trials for note in t.body.get("notes", ())]
     told += [f"probe {t.probe} was amended to {t.outcome}: {t.amended}" for t in state.trials if t.amended]
     trouble = sum(t.outcome.is_trouble and t.outcome is not Outcome.ABORTED for t in state.trials)

@@ -80,7 +80,9 @@ class BootOrder:
 class Runner(Protocol):
     name: str  # docker | process | simulated
     simulated: bool
-    clock: Clock
+
+    @property
+    def clock(self) -> Clock: ...
 
     def preflight(self, launch: Launch, *, gpus: Sequence[str] = (), allow_pull: bool = False) -> None:
         """Raise EnvironmentProblem with what is missing and what to do; start nothing."""

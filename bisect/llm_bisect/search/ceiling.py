@@ -273,8 +273,8 @@ def contradictions(state: State, plan: Plan) -> list[dict[str, Any]]:
             if isinstance(passed, int | float) and passed > estimate:
                 text = (
                     f"the engine refused {plan.axis} {trial.values.get(plan.axis)} and estimates that "
-                    f"at most {estimate:,.0f} fits, but {passed:,} was booted and served the target prompt: the "
-                    "estimate is not believed"
+                    f"at most {estimate:,.0f} fits, but {passed:,} was booted and served the target prompt: "
+                    "the estimate is not believed"
                 )
                 found.append({"text": text, "kind": "estimate", "probe": trial.probe})
     return found

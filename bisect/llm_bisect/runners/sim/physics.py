@@ -122,9 +122,11 @@ def boot(card: Card, model: Model, settings: Settings, served: Sequence[Shape] =
     share_gib = settings.gpu_memory_utilization * card.cuda_total_gib
     free_gib = (card.cuda_total_mib - card.startup_used_mib) / MIB_PER_GIB
     load_gib = weights_gib(model, settings)
+    declared = settings.max_model_len or 0
     known = Boot(
         Verdict.NOT_ENOUGH_FREE,
         seconds=30.0,
+        context_tokens=declared if declared > 0 else model.trained_context_tokens,
         startup_free_gib=free_gib,
         requested_gib=share_gib,
         weights_gib=load_gib,
