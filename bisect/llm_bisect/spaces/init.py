@@ -44,7 +44,7 @@ def profile_from_compose(file: Path, service: str | None = None) -> str:
         data["toggles"] = toggles
     head = [
         f"# Made from {path.name} by `bisect init`. That file is never edited; knobs are set",
-        "# through its variables where it offers them, else by flag. Change what you like: target, grids, margin.",
+        "# through its variables where it offers them, else by flag. Change what you like.",
         *_notes(engine, axes, variables),
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(data, sort_keys=False, width=110, allow_unicode=True)
