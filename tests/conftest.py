@@ -1,16 +1,20 @@
-"""Fixtures shared by all rooms: a Docker daemon of our own, the built-in models, a real llama-server."""
+"""Fixtures shared by all rooms: a Docker daemon of our own, the built-in models, a real llama-server, the
+command line."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import docker
 import pytest
@@ -97,3 +101,52 @@ def tiny_image(dockerd: OwnDocker, llama_server: Path) -> str:
     """Our own image in the session's daemon; its name."""
     images.ensure_tiny_image(dockerd.client)
     return images.TINY_IMAGE
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One finished call of `bisect`."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one JSON object on standard output."""
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+
+@pytest.fixture
+def bisect_env(tmp_path: Path) -> dict[str, str]:
+    """An environment whose journals and configuration are the test's own."""
+    return {
+        **os.environ,
+        "BISECT_JOURNALS": str(tmp_path / "journals"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "BISECT_DEBUG": "",
+        "NO_COLOR": "1",
+    }
+
+
+@pytest.fixture
+def bisect_cli(bisect_env: dict[str, str], tmp_path: Path) -> Callable[..., Ran]:
+    """Runs `bisect ARG…` in a folder of the test's own."""
+
+    def run(
+        *argv: str, env: dict[str, str] | None = None, timeout_s: float = 300, cwd: Path | None = None
+    ) -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "llm_bisect", *argv],
+            env={**bisect_env, **(env or {})},
+            cwd=cwd or tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run

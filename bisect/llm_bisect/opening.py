@@ -6,6 +6,8 @@ Everything that can be refused is refused here, before the first boot: arguments
 
 from __future__ import annotations
 
+import math
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -15,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_bisect import __version__
-from llm_bisect.journal.locate import study_path
+from llm_bisect.journal.locate import check_writable, study_path
 from llm_bisect.journal.state import State, fold, values_key
 from llm_bisect.journal.store import Journal, read_journal
-from llm_bisect.model import AxisValue, EnvironmentProblem, Launch, UsageProblem
+from llm_bisect.model import AxisValue, EnvironmentProblem, Launch, UsageProblem, Values
 from llm_bisect.probing.prober import Prober
 from llm_bisect.probing.served import served_facts
 from llm_bisect.runners.make import make_runner
@@ -35,6 +37,7 @@ from llm_bisect.study import Budget, Driver, Reporter
 
 REAL_RUNNERS = ("docker", "process")  # the simulated one is never chosen unless asked for
 P90_OVER_MEAN = 1.5
+LEAST_FREE_MIB = 16  # a night's journal and logs take less; without them a verdict has no evidence
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ def prepare(question: Question) -> Prepared:
     """Resolve profile, axis and launch. Raises UsageProblem."""
     profile = load_profile(question.profile, runner=question.runner)
     runner = question.runner or default_runner(profile)
+    if question.gpus and runner == "simulated":
+        raise UsageProblem(
+            "--gpu selects GPUs of this machine, and the simulated rig uses none",
+            hint="its card is named in the profile (launches.simulated.card)",
+        )
     chosen = axis_of(profile, question.axis)
     fixed = {
         name: parse_value(axis_of(profile, name), text, where=f"--set {name}={text}")
@@ -82,7 +90,7 @@ def prepare(question: Question) -> Prepared:
     if question.axis in question.sets:
         own_value = parse_value(chosen, question.sets[question.axis], where=f"--set {question.axis}")
     plan = _plan(question, profile, chosen, own_value, fixed, runner)
-    study = question.study or _default_study(question, profile, plan, runner)
+    study = _default_study(question, profile, plan, runner) if question.study is None else question.study
     return Prepared(question, profile, runner, plan, resolve_launch(profile, runner, plan.own_values), study)
 
 
@@ -119,6 +127,8 @@ def _plan(
     if question.tolerance is not None:
         share, tokens = parse_tolerance(question.tolerance)
     reserve = profile.reserve_mib if question.reserve_mib is None else question.reserve_mib
+    if not math.isfinite(reserve):
+        raise UsageProblem(f"--reserve-mib {reserve} is no amount of memory", hint="e.g. 512")
     return Plan(
         axis=axis.name,
         kind=axis.kind,
@@ -152,7 +162,11 @@ def parse_tolerance(text: str) -> tuple[float, int]:
         if not 0 < share < 1:
             raise UsageProblem(f"--tolerance {text!r} is not a share between 0 and 100 %", hint="e.g. 3%")
         return share, 1
-    return 0.0, parse_tokens(text)
+    try:
+        return 0.0, parse_tokens(text)
+    except UsageProblem:
+        message = f"--tolerance {text!r} is neither a share nor a number of tokens"
+        raise UsageProblem(message, hint="e.g. 3% or 1k") from None
 
 
 def start(
@@ -173,6 +187,7 @@ def start(
     path = study_path(prepared.study, journals)
     if path.exists():
         refuse_other_question(prepared, fold(read_journal(path)))
+    refuse_full_disk(path.parent)
     runner = runner or make_runner(prepared.runner)
     gpus = prepared.question.gpus
     runner.preflight(prepared.own, gpus=gpus, allow_pull=prepared.question.allow_pull)
@@ -188,7 +203,7 @@ def start(
             runner=runner,
             prober=Prober(prepared.profile.engine),
             policy=partial(decide, plan=prepared.plan),
-            resolve=partial(resolve_launch, prepared.profile, prepared.runner),
+            resolve=partial(_resolve_with_room, prepared, path.parent),
             served=partial(served_facts, prepared.profile.engine),
             next_p90_s=partial(_next_p90_s, prepared.plan),
             contradictions=partial(contradictions, plan=prepared.plan),
@@ -203,6 +218,25 @@ def start(
         journal.close()
         raise
     return driver, journal
+
+
+def refuse_full_disk(folder: Path) -> None:
+    """Raise EnvironmentProblem where journals cannot be written, or hardly anything is free."""
+    check_writable(folder)
+    nearest = next(one for one in (folder, *folder.parents) if one.exists())
+    free_mib = shutil.disk_usage(nearest).free / 2**20
+    if free_mib < LEAST_FREE_MIB:
+        raise EnvironmentProblem(
+            f"{nearest} has {free_mib:.1f} MiB of space left: journal and logs need {LEAST_FREE_MIB} MiB",
+            hint="free some space there, or give another folder with --journals or $BISECT_JOURNALS",
+        )
+
+
+def _resolve_with_room(prepared: Prepared, folder: Path, values: Values) -> Launch:
+    """The launch of the next boot. On a full disk nothing boots: an engine that cannot write its log looks
+    like one that crashed, and that would count as a verdict."""
+    refuse_full_disk(folder)
+    return resolve_launch(prepared.profile, prepared.runner, values)
 
 
 def _continue(driver: Driver, prepared: Prepared, fingerprint: dict[str, str], *, reverify: bool) -> None:
@@ -277,7 +311,9 @@ def memory_differences(before: Mapping[str, str], now: Mapping[str, str]) -> lis
 
 
 def budget_from(max_boots: int | None, max_hours: float | None, until_epoch_s: float | None) -> Budget:
-    """Limits of this run, as seconds from now."""
+    """Limits of this run, as seconds from now. Raises UsageProblem for hours that are no number."""
+    if max_hours is not None and not math.isfinite(max_hours):
+        raise UsageProblem(f"--max-hours {max_hours} is no number of hours", hint="e.g. 8, or leave it out")
     limits = [max_hours * 3600] if max_hours is not None else []
     if until_epoch_s is not None:
         limits.append(until_epoch_s - time.time())
@@ -287,7 +323,9 @@ def budget_from(max_boots: int | None, max_hours: float | None, until_epoch_s: f
 def _next_p90_s(plan: Plan, state: State, ask: Ask) -> float:
     prices = prices_of(state, plan)
     live = state.live_boot
-    boot_s = 0.0 if live is not None and live.key == values_key(ask.values) else prices.boot_s
+    served = live is not None and any(t.boot == live.id for t in state.trials)
+    usable = live is not None and live.key == values_key(ask.values) and not (ask.fresh and served)
+    boot_s = 0.0 if usable else prices.boot_s
     probe_s = min(plan.deadline_s, prices.probe_s(ask.prompt_tokens, plan.target_tokens))
     return P90_OVER_MEAN * (boot_s + probe_s)
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +10,6 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Ran:
-    """One finished call of `bisect`."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one JSON object on standard output."""
-        found: dict[str, Any] = json.loads(self.out)
-        return found
-
-
-@pytest.fixture
-def bisect_env(tmp_path: Path) -> dict[str, str]:
-    """An environment whose journals and configuration are the test's own."""
-    return {
-        **os.environ,
-        "BISECT_JOURNALS": str(tmp_path / "journals"),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "BISECT_DEBUG": "",
-        "NO_COLOR": "1",
-    }
-
-
-@pytest.fixture
-def bisect_cli(bisect_env: dict[str, str], tmp_path: Path) -> Callable[..., Ran]:
-    """Runs `bisect ARG…` in a folder of the test's own."""
-
-    def run(
-        *argv: str, env: dict[str, str] | None = None, timeout_s: float = 300, cwd: Path | None = None
-    ) -> Ran:
-        done = subprocess.run(
-            [sys.executable, "-m", "llm_bisect", *argv],
-            env={**bisect_env, **(env or {})},
-            cwd=cwd or tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
-        return Ran(done.returncode, done.stdout, done.stderr)
-
-    return run
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from llm_bisect.model import ComposeRef, EnvironmentProblem, Launch, Mount, Usag
 from llm_bisect.runners import compose_up
 from llm_bisect.runners.docker_runner import DockerRunner
 from llm_bisect.runners.protocol import BootFailure, BootOrder, Engine
+from llm_bisect.spaces.compose import compose_command
 
 pytestmark = [pytest.mark.docker, pytest.mark.llama]
 
@@ -363,7 +364,7 @@ def project(tmp_path: Path, docker_host: Any, tiny_image: str) -> Iterator[Path]
     from llm_bisect.runners.ports import free_port
 
     try:
-        compose_up.compose_argv()
+        compose_command()
     except EnvironmentProblem as problem:
         pytest.skip(problem.message)
     folder = tmp_path / "checkout"

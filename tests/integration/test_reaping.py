@@ -12,7 +12,8 @@ import pytest
 
 import llm_bisect
 from llm_bisect.model import EnvironmentProblem
-from llm_bisect.runners import cgroup, compose_up, procs
+from llm_bisect.runners import cgroup, procs
+from llm_bisect.spaces.compose import compose_command
 
 pytestmark = [pytest.mark.llama, pytest.mark.slow]
 
@@ -75,7 +76,7 @@ def test_killed_while_docker_boots(kind: str, dockerd: Any, tiny_image: str, tmp
     """Whether Compose or the daemon was still at work: no container and no network of ours is left."""
     if kind == "compose":
         try:
-            compose_up.compose_argv()
+            compose_command()
         except EnvironmentProblem as problem:
             pytest.skip(problem.message)
     base = tmp_path / "compose.yml"

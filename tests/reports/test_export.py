@@ -14,8 +14,8 @@ import pytest
 
 from llm_bisect.model import EnvironmentProblem, UsageProblem
 from llm_bisect.reports.export import FORMATS, export
-from llm_bisect.runners.compose_up import compose_argv
 from llm_bisect.spaces.apply import resolve_launch
+from llm_bisect.spaces.compose import compose_command
 from llm_bisect.spaces.load import load_profile
 from llm_bisect.spaces.profile import Profile
 
@@ -63,7 +63,7 @@ toggles:
 @pytest.fixture(name="profile")
 def _profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     try:
-        compose_argv()
+        compose_command()
     except EnvironmentProblem as problem:
         pytest.skip(problem.message)
     monkeypatch.delenv("GPU_MEMORY_UTILIZATION", raising=False)
@@ -74,7 +74,7 @@ def _profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
 
 
 def config(*files: Path) -> dict[str, Any]:
-    argv = [*compose_argv(), *(a for f in files for a in ("-f", str(f))), "config", "--format", "json"]
+    argv = [*compose_command(), *(a for f in files for a in ("-f", str(f))), "config", "--format", "json"]
     env = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME")}
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
     found: dict[str, Any] = json.loads(done.stdout.replace("$$", "$"))["services"]["engine"]

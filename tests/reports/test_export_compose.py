@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llm_bisect.model import ComposeRef, EnvironmentProblem, Launch, Mount, UsageProblem
 from llm_bisect.reports.compose_words import quote
 from llm_bisect.reports.export_compose import compose_override, service_file
-from llm_bisect.runners.compose_up import compose_argv
+from llm_bisect.spaces.compose import compose_command
 
 BASE = """\
 x-shared: &shared
@@ -66,7 +66,7 @@ services:
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path) -> Path:
     try:
-        compose_argv()
+        compose_command()
     except EnvironmentProblem as problem:
         pytest.skip(problem.message)
     return tmp_path
@@ -74,7 +74,7 @@ def _folder(tmp_path: Path) -> Path:
 
 def resolved(*files: Path, **env: str) -> dict[str, Any]:
     """What Compose makes of the files."""
-    argv = [*compose_argv(), *(a for f in files for a in ("-f", str(f))), "config", "--format", "json"]
+    argv = [*compose_command(), *(a for f in files for a in ("-f", str(f))), "config", "--format", "json"]
     clean = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME")}
     done = subprocess.run(argv, capture_output=True, text=True, env={**clean, **env}, check=False)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from llm_bisect.model import (
+    EnvironmentProblem,
     Launch,
     Mount,
     Outcome,
@@ -171,6 +172,19 @@ def test_what_was_served_once_is_warm_afterwards(boot: Booter) -> None:
     assert float(pools[1]) - float(pools[0]) == pytest.approx(2.21, abs=0.011)
 
 
+def test_a_history_that_cannot_be_kept_leaves_no_engine(boot: Booter) -> None:
+    """Where what was served cannot be written down, the boot ends with a sentence and is stopped; a history
+    that is no history counts as none."""
+    place = boot.folder / "simulated-rig.json"
+    place.mkdir()
+    with pytest.raises(EnvironmentProblem, match=r"simulated-rig\.json"):
+        boot(launch(0.95, 100_000, card="rtx3090-fresh"))
+    assert list(procs.find("sim-test")) == []
+    place.rmdir()
+    place.write_text(f'{{"rtx3090-fresh/{MODEL}": [{{"wrong": 1}}]}}', encoding="utf-8")
+    assert boot(launch(0.95, 100_000, card="rtx3090-fresh")).state().running
+
+
 def test_the_clock_goes_with_the_work(boot: Booter, runner: SimulatedRunner) -> None:
     """Work moves the clock by its own seconds; real waiting does not; `sleep` without work does."""
     clock = runner.clock
@@ -210,10 +224,9 @@ def test_a_stopped_boot_and_a_boot_out_of_time(runner: SimulatedRunner, tmp_path
 
 def test_a_running_probe_can_be_stopped(tmp_path: Path) -> None:
     """`stop` in the middle of a prompt ends the probe as aborted, and the engine is free again."""
-    runner = SimulatedRunner(scale=100.0)
+    runner = SimulatedRunner(scale=300.0)
     try:
         boot = Booter(runner, tmp_path)
-        boot.runner.scale = 100.0
         engine = boot(launch())
         threading.Timer(0.5, boot.stop.set).start()
         result = boot.probe(engine, 60_000)

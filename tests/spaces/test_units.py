@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_bisect.model import UsageProblem
-from llm_bisect.spaces.units import grid, parse_duration_s, parse_mib, parse_tokens
+from llm_bisect.spaces.units import (
+    MAX_TOKENS,
+    grid,
+    parse_duration_s,
+    parse_mib,
+    parse_tokens,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,8 @@ from llm_bisect.spaces.units import grid, parse_duration_s, parse_mib, parse_tok
         ("60_000", 60_000),
         ("60,000", 60_000),
         ("64Ki", 65_536),
+        ("64kib", 65_536),
+        ("1MiB", 1_048_576),
         (4128, 4128),
         ("0.5k", 500),
         (" 8k ", 8_000),
@@ -44,6 +52,42 @@ def test_what_is_no_amount_of_tokens(text: str) -> None:
     with pytest.raises(UsageProblem, match="is not a number of tokens") as caught:
         parse_tokens(text)
     assert "60k" in (caught.value.hint or "")
+
+
+@given(
+    st.integers(1, 10**9), st.sampled_from([("", 1), ("k", 1_000), ("K", 1_000), ("Ki", 1_024), ("M", 10**6)])
+)
+def test_tokens_round_trip(number: int, unit: tuple[str, int]) -> None:
+    """Whatever is printed with a unit is read back; too much is refused."""
+    suffix, size = unit
+    if number * size > MAX_TOKENS:
+        with pytest.raises(UsageProblem):
+            parse_tokens(f"{number}{suffix}")
+    else:
+        assert parse_tokens(f"{number}{suffix}") == number * size
+        assert parse_tokens(f"{number:,}{suffix}") == parse_tokens(f"{number:_}{suffix}") == number * size
+
+
+@given(st.integers(0, 700), st.integers(0, 59), st.integers(0, 59))
+def test_durations_add_up(hours: int, minutes: int, seconds: int) -> None:
+    """Hours, minutes and seconds in one text."""
+    total = hours * 3600 + minutes * 60 + seconds
+    text = f"{hours}h{minutes}m{seconds}s"
+    if total:
+        assert parse_duration_s(text) == total
+    else:
+        with pytest.raises(UsageProblem):
+            parse_duration_s(text)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Never another error than ours."""
+    for parse in (parse_tokens, parse_duration_s, parse_mib):
+        try:
+            assert parse(text) >= 0
+        except UsageProblem as problem:
+            assert problem.hint
 
 
 @pytest.mark.parametrize(

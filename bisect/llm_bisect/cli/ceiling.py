@@ -43,7 +43,7 @@ def run_ceiling(
         axis=axis,
         runner=runner,
         study=study,
-        target_tokens=parse_tokens(prompt) if prompt is not None else None,
+        target_tokens=_tokens("--prompt", prompt) if prompt is not None else None,
         sets=parse_sets(set_values),
         confirm=confirm,
         tolerance=tolerance,
@@ -73,6 +73,13 @@ def parse_sets(texts: list[str]) -> dict[str, str]:
             raise UsageProblem(f"--set {text!r} is not AXIS=VALUE", hint="e.g. --set max-model-len=200k")
         sets[name] = value
     return sets
+
+
+def _tokens(option: str, text: str) -> int:
+    try:
+        return parse_tokens(text)
+    except UsageProblem as problem:
+        raise UsageProblem(f"{option} {problem.message}", hint=problem.hint) from None
 
 
 def _lasting_name(profile: str) -> str:

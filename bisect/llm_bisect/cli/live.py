@@ -13,6 +13,7 @@ from llm_bisect.journal import events as kinds
 from llm_bisect.journal.state import State
 from llm_bisect.journal.store import Event
 from llm_bisect.model import MemorySample, Progress
+from llm_bisect.reports.words import plural
 from llm_bisect.search.ceiling import bracket_text, length_text, line_of
 from llm_bisect.search.foresee import forecast
 from llm_bisect.search.observe import candidate
@@ -84,7 +85,11 @@ class LiveReporter(PlainReporter):
         super().event(event, state)
         if event.kind in (kinds.PROBE_FINISHED, kinds.STUDY_RESUMED, kinds.FINGERPRINT):
             left = forecast(state, self.plan)
-            self._left = f"about {left.probes:.0f} probes, {duration(left.expected_s)} left"
+            self._left = (
+                f"about {plural(round(left.probes), 'probe')}, {duration(left.expected_s)} left"
+                if round(left.probes)
+                else "nothing is left to ask"
+            )
         self._draw(f"{what_now(event, state)}")
 
     def progress(self, ask: Ask, elapsed_s: float, progress: Progress, memory: MemorySample | None) -> None:
@@ -95,9 +100,8 @@ class LiveReporter(PlainReporter):
         from rich.text import Text
 
         self._drawn_at_s = time.monotonic()
-        spent = (
-            f"{len(self.state.boots)} boots, {len(self.state.trials)} probes, {duration(self.state.seconds)}"
-        )
+        boots, probes = len(self.state.boots), len(self.state.trials)
+        spent = f"{plural(boots, 'boot')}, {plural(probes, 'probe')}, {duration(self.state.seconds)}"
         rows = [f"  {where(self.state, self.plan)}", f"  {now}", f"  {spent} spent; {self._left}"]
         with contextlib.suppress(OSError, ValueError):
             self._live.update(Text("\n".join(rows)))
@@ -221,8 +225,8 @@ def values_text(values: Any) -> str:
 
 def duration(seconds: float) -> str:
     """`7 s`, `4 min 12 s`, `2 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if round(seconds) < 60:
+        return f"{seconds:.1f} s" if round(seconds, 1) < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"

@@ -79,7 +79,12 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def until_epoch_s(text: str | None, now: datetime | None = None) -> float | None:
-    """`07:00`: the next time that local clocks show it, also across a change of the clocks. As an epoch."""
+    """`07:00`: the next time that local clocks show it, also across a change of the clocks. As an epoch.
+
+    A time that a night in spring leaves out is read by the clock before the change or, where that is over,
+    by the one after it.
+    Raises UsageProblem.
+    """
     if text is None:
         return None
     now = now or datetime.now().astimezone()
@@ -87,7 +92,8 @@ def until_epoch_s(text: str | None, now: datetime | None = None) -> float | None
         wanted = datetime.strptime(text.strip(), "%H:%M")
     except ValueError:
         raise UsageProblem(f"--until {text!r} is not a local time", hint="e.g. --until 07:00") from None
-    local = now.replace(tzinfo=None, hour=wanted.hour, minute=wanted.minute, second=0, microsecond=0)
-    if local.astimezone() <= now:
-        local += timedelta(days=1)
-    return local.astimezone().timestamp()
+    today = now.replace(tzinfo=None, hour=wanted.hour, minute=wanted.minute, second=0, microsecond=0)
+    days = (today, today + timedelta(days=1))
+    # fold: the hour that comes twice when summer time ends
+    moments = sorted(day.replace(fold=fold).astimezone() for day in days for fold in (0, 1))
+    return next(m for m in moments if m > now).timestamp()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,6 +13,7 @@ from typing import Any
 
 from llm_bisect.model import EnvironmentProblem, Launch, UsageProblem
 from llm_bisect.runners.override import ref_of
+from llm_bisect.spaces.compose import compose_command, compose_environment
 
 _POLL_S = 0.05
 
@@ -25,31 +22,10 @@ class ComposeFailed(Exception):
     """`docker compose up` did not start it; the text is what it printed last."""
 
 
-@functools.cache
-def compose_argv() -> tuple[str, ...]:
-    """How Compose (version 2 or later) is called here: Docker's plugin, else a docker-compose program.
-
-    Raises EnvironmentProblem where there is none.
-    """
-    docker = shutil.which("docker")
-    if docker is not None and _version([docker, "compose"]):
-        return (docker, "compose")
-    beside = (
-        Path(sys.executable).parent / "docker-compose"
-    )  # the demo extra's, in an environment not activated
-    for program in (shutil.which("docker-compose"), str(beside)):
-        if program is not None and _version([program]):
-            return (program,)
-    raise EnvironmentProblem(
-        "Docker Compose (version 2 or later) is not installed, and the launch is a compose file",
-        hint="install Docker's compose plugin, or pip install 'llm-bisect[demo]'",
-    )
-
-
 def compose_version() -> str:
     """Version of Compose, empty where there is none."""
     try:
-        return _version(compose_argv())
+        return _version(compose_command())
     except EnvironmentProblem:
         return ""
 
@@ -72,7 +48,7 @@ def read_base(launch: Launch) -> Mapping[str, Any]:
     """
     ref = ref_of(launch)
     argv = [
-        *compose_argv(),
+        *compose_command(),
         "-p",
         ref.project,
         "--profile",
@@ -84,7 +60,13 @@ def read_base(launch: Launch) -> Mapping[str, Any]:
         "json",
     ]
     done = subprocess.run(
-        argv, capture_output=True, text=True, env={**os.environ, **ref.variables}, timeout=60, check=False
+        argv,
+        capture_output=True,
+        text=True,
+        cwd=Path(ref.file).parent,
+        env=compose_environment(ref.file, ref.variables),
+        timeout=60,
+        check=False,
     )
     if done.returncode != 0:
         raise UsageProblem(
@@ -111,19 +93,24 @@ def up(
     """
     ref = ref_of(launch)
     argv = [
-        *compose_argv(),
+        *compose_command(),
         *("--ansi", "never", "--progress", "plain", "-p", project, "-f", ref.file, "-f", str(override)),
         *("up", "-d", "--no-build", "--pull", "missing" if allow_pull else "never", ref.service),
     ]
     unset = {name for name, value in ref.sets_env.items() if value is None}
     # a variable that the override leaves without a value would be passed on from here
-    env = {name: value for name, value in os.environ.items() if name not in unset}
-    env.update(ref.variables)
+    env = {n: v for n, v in compose_environment(ref.file, ref.variables).items() if n not in unset}
     env.update(marks)
     env["DOCKER_HOST"] = docker_host
     with tempfile.TemporaryFile() as out:
         child = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            argv,
+            cwd=Path(ref.file).parent,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
         deadline = time.monotonic() + deadline_s
         while child.poll() is None:

@@ -29,7 +29,7 @@ from llm_bisect.runners.sim.clock import VirtualClock
 from llm_bisect.runners.sim.settings import read_launch, relevant_env, without_key
 from llm_bisect.runners.sim.state import SharedState, Snapshot
 
-SCALE_VARIABLE = "LLM_BISECT_SIMULATED_SCALE"
+SCALE_VARIABLE = "LLM_BISECT_SIM_SCALE"
 DEFAULT_SCALE = 3000.0
 _HISTORY = "simulated-rig.json"
 _START_S = 60.0  # real seconds for the process to show its first sign of life
@@ -169,6 +169,10 @@ class SimulatedRunner:
         self.clock.attach(engine, began_s)
         try:
             self._wait(engine, child, order, stop, began_s)
+            settings = read_launch(argv, env, mounts)
+            booted = physics.boot(card, model, settings, history.shapes)
+            if booted.first_of_shape:
+                history.remember(physics.shape_of(settings, booted.context_tokens))
         except BaseException:
             engine.stop(2.0)
             raise
@@ -176,10 +180,6 @@ class SimulatedRunner:
             # read by the server by now, and of no use to anybody else
             for path in (spec_path, state_path):
                 path.unlink(missing_ok=True)
-        settings = read_launch(argv, env, mounts)
-        booted = physics.boot(card, model, settings, history.shapes)
-        if booted.first_of_shape:
-            history.remember(physics.shape_of(settings, booted.context_tokens))
         return engine
 
     def adopt(self, study: str, boot: str | None) -> Engine | None:
@@ -263,7 +263,10 @@ class _History:
 
     @property
     def shapes(self) -> list[rig.Shape]:
-        return [rig.Shape(**one) for one in self._read().get(self._name, ())]
+        try:
+            return [rig.Shape(**one) for one in self._read().get(self._name, ())]
+        except TypeError:
+            return []  # written by hand, or by another version
 
     def remember(self, shape: rig.Shape) -> None:
         """Raises EnvironmentProblem where it cannot be written."""

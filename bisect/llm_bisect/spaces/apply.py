@@ -1,28 +1,35 @@
 """From a profile and values to a launch: each value goes in the way that the launch itself offers.
 
 In this order: a Compose variable that the file really interpolates, a flag, an environment variable, a
-flag that takes JSON, a mount, the image.
+flag that takes JSON, a mount, the image. What was applied is read back: a value that would not reach the
+engine is an error, never a candidate that differs only in name.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from llm_bisect.model import AxisValue, ComposeRef, Launch, Mount, SimulatedRef, UsageProblem, Values
-from llm_bisect.spaces.argv import find_flag, has_flag, in_script, remove_flag, set_flag
-from llm_bisect.spaces.compose import ComposeService, compose_variables, read_service
+from llm_bisect.model import AxisValue, Launch, Mount, UsageProblem, Values
+from llm_bisect.model.secrets import MASK, is_secret_name, mask_secrets
+from llm_bisect.spaces.argv import (
+    effective,
+    find_flag,
+    flag_variable,
+    is_flag,
+    remove_flag,
+    script_of,
+    set_flag,
+)
+from llm_bisect.spaces.compose import variable_value
 from llm_bisect.spaces.identity import candidate_id
+from llm_bisect.spaces.launches import Base, base_launch, words_of
 from llm_bisect.spaces.load import axis as axis_of
 from llm_bisect.spaces.profile import Axis, Profile
+from llm_bisect.spaces.reading import VariableValue, flags_of, mount_target, payload_of, read_axis, text_of
 
 __all__ = ["candidate_id", "check_values", "describe_difference", "own_values", "resolve_launch"]
-
-ON_TEXTS = ("1", "true", "on", "yes")
 
 
 @dataclass
@@ -30,293 +37,219 @@ class _Draft:
     """A launch in the making, with what a compose override has to change for it."""
 
     launch: Launch
-    service: ComposeService | None = None
-    offered: frozenset[str] = frozenset()  # variables that the compose file interpolates
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     env: dict[str, str | None] = field(default_factory=dict)
     command_set: bool = False
-    added: list[Mount] = field(default_factory=list)
+    added: dict[str, Mount] = field(default_factory=dict)  # by target
     dropped: list[str] = field(default_factory=list)
     image_set: bool = False
 
 
 def own_values(profile: Profile, runner: str) -> dict[str, AxisValue]:
-    """What each axis is in the user's own launch; None where the launch does not set it."""
-    launch = _base(profile, runner, {}).launch
-    return {name: _read(one, launch) for name, one in profile.axes.items() if one.kind != "prompt"}
+    """What each axis (but prompt) is in the user's own launch; None where the launch does not set it.
+    Raises UsageProblem, EnvironmentProblem."""
+    return _values_of(profile, base_launch(profile, runner, {}))
 
 
 def resolve_launch(profile: Profile, runner: str, values: Values) -> Launch:
-    """The effective launch with `values` applied; {} is the user's own. Raises UsageProblem."""
+    """The effective launch with `values` applied; {} is the user's own. Raises UsageProblem, also where a
+    value has no way to reach the launch, and EnvironmentProblem."""
+    base = base_launch(profile, runner, {})
+    if not values:
+        return base.launch
     check_values(profile, values)
-    variables: dict[str, str] = {}
-    draft = _base(profile, runner, {})
-    rest: list[tuple[Axis, AxisValue]] = []
-    for name, value in values.items():
-        one = axis_of(profile, name)
-        if _read(one, draft.launch) == value:
-            continue  # the launch has it already: applying it would only change the spelling
-        variable = next((v for v in one.apply.variable if v in draft.offered), None)
-        if variable is not None and not one.toggle and _payload(one, value) is not None:
-            variables[variable] = _text(_payload(one, value))
-        else:
-            rest.append((one, value))
-    if variables:
-        draft = _base(profile, runner, variables)
-    for one, value in rest:
-        _apply(draft, one, value)
+    own = _values_of(profile, base)
+    _check_toggles(profile, {**own, **values}, changed=frozenset(values))
+    wanted = {
+        name: value for name, value in values.items() if name in own and not _equal(own[name], value)
+    }  # what the launch has already would only change its spelling
+    draft, rest = _by_variables(profile, runner, base, wanted)
+    for name in rest:
+        _apply(draft, profile.axes[name], wanted[name])
+        if not _has(draft.launch, profile.axes[name], wanted[name]):
+            raise _unreachable(draft, profile.axes[name])
     return _finish(draft)
 
 
 def check_values(profile: Profile, values: Values) -> None:
-    """Toggles that need or exclude each other. Raises UsageProblem."""
-    on = {name for name, value in values.items() if profile.axes.get(name) and value == "on"}
-    for name in sorted(on):
-        one = profile.axes[name]
-        missing = [r for r in one.requires if values.get(r) == "off"]
-        clash = [c for c in one.conflicts if c in on]
-        if missing:
-            raise UsageProblem(f"toggle {name} needs {missing[0]}", hint=f"set {missing[0]} on, too")
-        if clash:
+    """Unknown axes, no such choice, toggles that need or exclude each other. Raises UsageProblem."""
+    for name, value in values.items():
+        one = axis_of(profile, name)
+        if one.kind == "choices" and value is not None and str(value) not in {str(v) for v in one.values}:
             raise UsageProblem(
-                f"toggles {name} and {clash[0]} exclude each other", hint="set one of them off"
+                f"{value!r} is no choice of axis {name!r}",
+                hint=f"accepted: {', '.join(str(v) for v in one.values)}",
             )
+    _check_toggles(profile, values, changed=frozenset(values))
 
 
 def describe_difference(own: Launch, candidate: Launch) -> list[str]:
-    """What a candidate changes against the user's own launch, one line each; empty where nothing."""
+    """What a candidate changes against the user's own launch, one line each, without secrets; empty where
+    nothing."""
     lines: list[str] = []
     if own.image != candidate.image:
-        lines.append(f"image {own.image} → {candidate.image}")
-    matcher = difflib.SequenceMatcher(None, own.command, candidate.command, autojunk=False)
-    for tag, a, b, c, d in matcher.get_opcodes():
-        if tag != "equal":
-            before, after = own.command[a:b], candidate.command[c:d]
-            named = own.command[a - 1] if a and own.command[a - 1].startswith("-") else "command"
-            lines.append(f"{named}: {shlex.join(before) or 'nothing'} → {shlex.join(after) or 'nothing'}")
+        lines.append(f"image: {own.image} → {candidate.image}")
+    # as the engine gets them: a variable may have changed the script of an entrypoint
+    before_flags, after_flags = (_by_flag(effective(words_of(one), one.env)) for one in (own, candidate))
+    for flag in {**before_flags, **after_flags}:
+        before, after = (_flag_shown(flag, flags.get(flag)) for flags in (before_flags, after_flags))
+        if before != after:
+            lines.append(str(mask_secrets(f"{flag or 'command'}: {before} → {after}")))
     for key in sorted({*own.env, *candidate.env}):
-        before_env, after_env = own.env.get(key), candidate.env.get(key)
-        if before_env != after_env:
-            lines.append(f"environment {key}: {before_env or 'unset'} → {after_env or 'unset'}")
+        if own.env.get(key) != candidate.env.get(key):
+            before, after = (_shown(key, one.env.get(key)) for one in (own, candidate))
+            lines.append(f"environment {key}: {before} → {after}")
     had, has = ({m.target: m for m in one.mounts} for one in (own, candidate))
-    lines += [f"mount {t}: taken out" for t in had if t not in has]
+    lines += [f"mount {t}: {m.source} → taken out" for t, m in had.items() if t not in has]
     lines += [f"mount {t}: {m.source}" for t, m in has.items() if had.get(t) != m]
     return lines
 
 
-def _base(profile: Profile, runner: str, variables: Mapping[str, str]) -> _Draft:
-    """The launch as written, with these Compose variables set."""
-    if runner not in profile.launches:
-        raise UsageProblem(
-            f"profile {profile.name!r} has no launch for --runner {runner}",
-            hint=f"it has: {', '.join(profile.launches)}",
-        )
-    raw: Mapping[str, Any] = profile.launches[runner]
-    if runner == "process":
-        return _Draft(_process(profile, raw))
-    if runner == "simulated":
-        draft = _docker(profile, profile.launches["docker"], variables)
-        simulated = SimulatedRef(str(raw["card"]), str(raw["model"]))
-        draft.launch = replace(draft.launch, runner="simulated", simulated=simulated, wants_gpu=False)
-        return draft
-    return _docker(profile, raw, variables)
+def _by_flag(command: Sequence[str]) -> dict[str, list[str]]:
+    """Each flag of a command with its values; what comes before the first flag stands under ''."""
+    script = script_of(command)
+    args = min(script.args, len(command)) if script is not None else 0
+    flags: dict[str, list[str]] = {"": list(command[:args])}
+    flag = ""
+    for word in command[args:]:
+        if is_flag(word):
+            flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+            flags.setdefault(flag, []).extend([value] if equals else [])
+        else:
+            flags[flag].append(word)
+    return flags
 
 
-def _process(profile: Profile, raw: Mapping[str, Any]) -> Launch:
-    return Launch(
-        runner="process",
-        engine=profile.engine.name,
-        command=tuple(raw["command"]),
-        env=dict(raw.get("env") or {}),
-        container_port=profile.engine.port,
-        wants_gpu=bool(raw.get("gpus")),
-        memory_limit_mib=raw.get("memory_limit"),
-        model_path=raw.get("model"),
-    )
+def _flag_shown(flag: str, values: list[str] | None) -> str:
+    return "not given" if values is None else shlex.join(values) or ("given" if flag else "nothing")
 
 
-def _docker(profile: Profile, raw: Mapping[str, Any], variables: Mapping[str, str]) -> _Draft:
-    if not raw.get("compose"):
-        return _Draft(_image(profile, raw))
-    file = str(raw["compose"])
-    service = read_service(file, raw.get("service"), variables)
-    launch = Launch(
-        runner="docker",
-        engine=profile.engine.name,
-        command=service.command,
-        env=service.env,
-        image=service.image,
-        entrypoint=service.entrypoint,
-        mounts=service.mounts,
-        working_dir=service.working_dir,
-        container_port=_container_port(profile, service),
-        ipc=service.ipc,
-        shm_size_mib=service.shm_size_mib,
-        privileged=service.privileged,
-        network_mode=service.network_mode,
-        wants_gpu=service.wants_gpu,
-        memory_limit_mib=service.mem_limit_mib,
-        compose=ComposeRef(file, service.name, service.project, dict(variables)),
-        model_path=_weights(service),
-        share_mounts=bool(raw.get("share_mounts")),
-    )
-    return _Draft(launch, service, frozenset(compose_variables(file)), dict(variables))
+def _values_of(profile: Profile, base: Base) -> dict[str, AxisValue]:
+    variable = _variable_reader(base)
+    return {
+        name: read_axis(one, base.launch, variable)
+        for name, one in profile.axes.items()
+        if one.kind != "prompt"
+    }
 
 
-def _image(profile: Profile, raw: Mapping[str, Any]) -> Launch:
-    return Launch(
-        runner="docker",
-        engine=profile.engine.name,
-        command=tuple(raw.get("command") or ()),
-        env=dict(raw.get("environment") or {}),
-        image=raw["image"],
-        entrypoint=tuple(raw["entrypoint"]) if raw.get("entrypoint") else None,
-        mounts=tuple(_short_volume(v, profile) for v in raw.get("volumes") or ()),
-        container_port=int(raw.get("port") or profile.engine.port),
-        ipc=raw.get("ipc"),
-        shm_size_mib=round(raw["shm_size"]) if raw.get("shm_size") else None,
-        wants_gpu=bool(raw.get("gpus")),
-        memory_limit_mib=raw.get("memory_limit"),
-        model_path=raw.get("model"),
-        share_mounts=bool(raw.get("share_mounts")),
-    )
+def _variable_reader(base: Base) -> VariableValue:
+    ref = base.launch.compose
+    if ref is None:
+        return lambda name: None
+    return lambda name: variable_value(ref.file, name) if name in base.offered else None
 
 
-def _short_volume(text: str, profile: Profile) -> Mount:
-    """`SOURCE:TARGET[:ro]`; a source with a slash is a path beside the profile, any other a named volume."""
-    parts = text.split(":")
-    if len(parts) not in (2, 3) or not parts[1].startswith("/"):
-        raise UsageProblem(f"{text!r} is no volume", hint="SOURCE:/target or SOURCE:/target:ro")
-    source, read_only = parts[0], len(parts) == 3 and "ro" in parts[2].split(",")
-    if "/" not in source and not source.startswith((".", "~")):
-        return Mount(source, parts[1], read_only, "volume")
-    from pathlib import Path
-
-    path = Path(source).expanduser()
-    beside = profile.path.parent if profile.path is not None else Path.cwd()
-    return Mount(str(path if path.is_absolute() else (beside / path).resolve()), parts[1], read_only)
+def _check_toggles(profile: Profile, values: Values, *, changed: frozenset[str]) -> None:
+    on = {name for name, value in values.items() if value == "on" and profile.axes[name].toggle}
+    for name in sorted(on):
+        for other in profile.axes[name].requires:
+            if values.get(other) == "off" and changed & {name, other}:
+                raise UsageProblem(f"toggle {name} needs {other}, which is off", hint=f"set {other} on, too")
+        for other in profile.axes[name].conflicts:
+            if other in on and changed & {name, other}:
+                raise UsageProblem(
+                    f"toggles {name} and {other} exclude each other", hint="set one of them off"
+                )
 
 
-def _container_port(profile: Profile, service: ComposeService) -> int:
-    """The port that the engine listens on: its own flag, else the one that is published, else its default."""
-    flag = find_flag((*(service.entrypoint or ()), *service.command), profile.engine.port_flags)
-    if flag and flag.isdigit():
-        return int(flag)
-    return service.ports[0] if len(service.ports) == 1 else profile.engine.port
+def _by_variables(profile: Profile, runner: str, base: Base, wanted: Values) -> tuple[_Draft, list[str]]:
+    """The launch with every value that a Compose variable of the file carries to the engine, and the names of
+    the axes that are left."""
+    variables: dict[str, str] = {}
+    through: dict[str, str] = {}
+    for name, value in wanted.items():
+        one = profile.axes[name]
+        variable = next((v for v in one.apply.variable if v in base.offered), None)
+        text = _variable_text(one, value)
+        if variable is not None and text is not None and variable not in variables:
+            variables[variable], through[name] = text, variable
+    if not variables:
+        return _Draft(base.launch), list(wanted)
+    trial = base_launch(profile, runner, variables).launch
+    for name, variable in through.items():
+        one = profile.axes[name]
+        if _has(trial, one, wanted[name]):
+            continue
+        alone = base_launch(profile, runner, {variable: variables[variable]}).launch
+        # A script may use it in ways that cannot be read; where it changes nothing, or something else, it
+        # is not this axis's.
+        if _config(alone) == _config(base.launch) or _is_read(one, alone):
+            del variables[variable]
+    reached = {name for name, variable in through.items() if variable in variables}
+    launch = base_launch(profile, runner, variables).launch
+    return _Draft(launch, variables), [name for name in wanted if name not in reached]
 
 
-def _weights(service: ComposeService) -> str | None:
-    """The host path of the weights, where a mount holds the path that --model names."""
-    words = (*(service.entrypoint or ()), *service.command)
-    named = find_flag(words, ("--model", "-m", "--model-path"))
-    if not named:
-        named = next((words[i + 1] for i, w in enumerate(words[:-1]) if w == "serve"), None)
-    for mount in service.mounts:
-        if named and mount.kind == "bind" and (named == mount.target or named.startswith(f"{mount.target}/")):
-            return mount.source + named.removeprefix(mount.target)
-    return None
+def _variable_text(one: Axis, value: AxisValue) -> str | None:
+    if one.toggle:
+        return "1" if value == "on" else "0"
+    payload = payload_of(one, value)
+    return None if payload is None else text_of(payload)
 
 
-def _words(launch: Launch) -> tuple[str, ...]:
-    return (*(launch.entrypoint or ()), *launch.command)
+def _config(launch: Launch) -> Launch:
+    return replace(launch, compose=None)
 
 
-def _read(one: Axis, launch: Launch) -> AxisValue:
-    """The axis's value in a launch; None where it is not set or is none of the choices."""
-    apply = one.apply
-    if one.toggle and apply.mount_target:
-        return "on" if any(m.target == apply.mount_target for m in launch.mounts) else "off"
-    if one.toggle and apply.env:
-        return "on" if launch.env.get(apply.env, "").lower() in ON_TEXTS else "off"
-    if one.toggle and apply.flag:
-        return "on" if find_flag(_words(launch), apply.flag) is not None else "off"
-    raw: str | None = None
-    if apply.flag:
-        raw = find_flag(_words(launch), apply.flag)
-    if raw is None and apply.json_flag:
-        raw = find_flag(_words(launch), (apply.json_flag,))
-    if raw is None and apply.env:
-        raw = launch.env.get(apply.env)
-    if raw is None and apply.image:
-        raw = launch.image
-    return _as_value(one, raw)
-
-
-def _as_value(one: Axis, raw: str | None) -> AxisValue:
-    if one.kind == "choices":
-        return next((label for label in one.values if _same(_payload(one, label), raw)), None)
-    if raw is None:
-        return None
-    if one.unit == "tokens":
-        from llm_bisect.spaces.units import parse_tokens
-
-        try:
-            return parse_tokens(raw)
-        except UsageProblem:
-            return None  # "auto" and the like: the engine's own choice
-    try:
-        number = float(raw)
-    except ValueError:
-        return None
-    return int(number) if number.is_integer() and all(isinstance(v, int) for v in one.values) else number
-
-
-def _same(payload: object, raw: str | None) -> bool:
-    if payload is None or raw is None:
-        return payload is None and raw is None
-    if isinstance(payload, dict | list):
-        try:
-            return bool(json.loads(raw) == payload)
-        except ValueError:
-            return False
-    return _text(payload) == raw
-
-
-def _payload(one: Axis, value: AxisValue) -> object:
-    """What is written for a value: a choice's payload, else the value itself."""
-    return one.payloads.get(str(value)) if one.kind == "choices" and not one.toggle else value
-
-
-def _text(payload: object) -> str:
-    if isinstance(payload, dict | list):
-        return json.dumps(payload, separators=(",", ":"))
-    return str(payload)
+def _is_read(one: Axis, launch: Launch) -> bool:
+    """True where the launch itself shows a value of the axis."""
+    return not one.toggle and read_axis(one, launch) is not None
 
 
 def _apply(draft: _Draft, one: Axis, value: AxisValue) -> None:
-    apply, payload = one.apply, _payload(one, value)
+    apply, payload = one.apply, payload_of(one, value)
     on = value == "on" if one.toggle else payload is not None
-    if apply.mount and apply.mount_target:
-        _set_mount(draft, apply.mount, apply.mount_target, on=on)
-    elif apply.flag or apply.json_flag:
-        spellings = apply.flag or (str(apply.json_flag),)
-        _set_flags(draft, one, spellings, _text(payload) if on and not one.toggle else None, on=on)
+    if apply.mount:
+        target = mount_target(one, draft.launch)
+        if target is None:
+            raise UsageProblem(
+                f"toggle {one.name!r}: the launch does not mount {apply.mount}, so its place is not known",
+                hint="add target: /path/in/the/container to its apply",
+            )
+        _set_mount(draft, apply.mount, target, on=on)
+    elif flags_of(one) and not _prefers_env(draft.launch, one):
+        _set_flags(draft, one, None if one.toggle or not on else text_of(payload), on=on)
     elif apply.env:
-        text = ("1" if on else "0") if one.toggle else _text(payload) if on else None
-        _set_env(draft, apply.env, text)
+        _set_env(draft, apply.env, _env_text(draft.launch, one, payload, on=on))
     elif apply.image and on:
-        draft.launch = replace(draft.launch, image=_text(payload))
+        draft.launch = replace(draft.launch, image=text_of(payload))
         draft.image_set = True
     else:
         raise _unreachable(draft, one)
 
 
-def _set_flags(draft: _Draft, one: Axis, spellings: tuple[str, ...], text: str | None, *, on: bool) -> None:
-    words = draft.launch.command
-    if in_script(_words(draft.launch), spellings) or has_flag(draft.launch.entrypoint or (), spellings):
-        if one.apply.env:
-            return _set_env(draft, one.apply.env, text)
-        raise _unreachable(draft, one)
+def _prefers_env(launch: Launch, one: Axis) -> bool:
+    """True where the launch sets it by the environment, or has no command that a flag could join (the image's
+    own would be replaced)."""
+    if one.apply.env is None or find_flag(words_of(launch), flags_of(one), launch.env) is not None:
+        return False
+    return one.apply.env in launch.env or not words_of(launch)
+
+
+def _env_text(launch: Launch, one: Axis, payload: object, *, on: bool) -> str | None:
+    if not one.toggle:
+        return text_of(payload) if on else None
+    spelled = launch.env.get(str(one.apply.env), "").lower() in ("true", "false")
+    return ("true" if on else "false") if spelled else ("1" if on else "0")
+
+
+def _set_flags(draft: _Draft, one: Axis, text: str | None, *, on: bool) -> None:
+    spellings = flags_of(one)
+    carrier = flag_variable(words_of(draft.launch), spellings)
+    if carrier is not None and carrier in draft.launch.env and text is not None:
+        _set_env(draft, carrier, text)  # a script takes it from there
+        return
+    entrypoint, words = draft.launch.entrypoint or (), draft.launch.command
     for names in (spellings, *one.apply.also_flags):
-        if not on:
-            words = remove_flag(words, names)
-        elif text is None:
-            words = words if has_flag(words, names) else (*words, names[0])
+        if on:
+            words = set_flag(entrypoint, words, names, text)
         else:
-            words = set_flag(words, names, text)
+            words = remove_flag(entrypoint, words, names, switch=one.toggle)
+    if not on and one.apply.env and one.apply.env in draft.launch.env:
+        _set_env(draft, one.apply.env, None)
     draft.launch = replace(draft.launch, command=words)
     draft.command_set = True
-    return None
 
 
 def _set_env(draft: _Draft, name: str, text: str | None) -> None:
@@ -330,20 +263,40 @@ def _set_mount(draft: _Draft, source: str, target: str, *, on: bool) -> None:
     if on:
         mount = Mount(source, target, read_only=True)
         draft.launch = replace(draft.launch, mounts=(*rest, mount))
-        draft.added.append(mount)
+        draft.added[target] = mount
     else:
         draft.launch = replace(draft.launch, mounts=rest)
         draft.dropped.append(target)
 
 
 def _unreachable(draft: _Draft, one: Axis) -> UsageProblem:
-    where = draft.launch.compose.file if draft.launch.compose else "the launch"
-    flag = (one.apply.flag or (one.apply.json_flag or one.name,))[0]
-    return UsageProblem(
-        f"{where} offers no way to set axis {one.name!r}: {flag} stands inside a script",
-        hint=f"write ${{{(one.apply.variable or (one.name.upper().replace('-', '_'),))[0]}:-…}} there, "
-        "so that it can be set from outside",
+    ref = draft.launch.compose
+    where = (
+        f"service {ref.service} of {ref.file}" if ref else f"the launch for --runner {draft.launch.runner}"
     )
+    name = (one.apply.variable or (one.name.upper().replace("-", "_"),))[0]
+    flag = next(iter(flags_of(one)), one.apply.env or one.name)
+    hint = f"write {flag} ${{{name}:-…}} there and apply: {{variable: {name}}} in the profile"
+    if ref is None:
+        hint = f"write {flag} as a word of its command, or correct the axis's `apply` in the profile"
+    return UsageProblem(f"{where} offers no way to set axis {one.name!r}", hint=hint)
+
+
+def _has(launch: Launch, one: Axis, value: AxisValue) -> bool:
+    """True where the engine gets the value by this launch. None: it gets none."""
+    found = read_axis(one, launch)
+    is_unset = found is None or (one.kind == "choices" and not one.toggle and payload_of(one, found) is None)
+    return is_unset if value is None else _equal(found, value)
+
+
+def _equal(a: AxisValue, b: AxisValue) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _shown(key: str, value: str | None) -> str:
+    if value is None:
+        return "unset"
+    return MASK if is_secret_name(key) else str(mask_secrets(value)) or "empty"
 
 
 def _finish(draft: _Draft) -> Launch:
@@ -354,7 +307,7 @@ def _finish(draft: _Draft) -> Launch:
         variables=dict(draft.variables),
         sets_command=draft.command_set,
         sets_env=dict(draft.env),
-        adds_mounts=tuple(draft.added),
+        adds_mounts=tuple(draft.added.values()),
         drops_mount_targets=tuple(draft.dropped),
         sets_image=draft.image_set,
     )

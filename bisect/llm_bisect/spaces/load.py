@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from llm_bisect.model import Bound, Trend, UsageProblem
 from llm_bisect.spaces import resources
 from llm_bisect.spaces.engine_files import load_engine
 from llm_bisect.spaces.engines import EngineDescription
 from llm_bisect.spaces.load_axes import read_axes, read_toggles
-from llm_bisect.spaces.node import Node, parse_yaml, shown
+from llm_bisect.spaces.load_launches import RUNNERS, read_launches
+from llm_bisect.spaces.node import Node, amount, parse_yaml, shown
 from llm_bisect.spaces.profile import Axis, ProbeSpec, Profile
 from llm_bisect.spaces.units import parse_duration_s, parse_mib, parse_tokens
 
-_T = TypeVar("_T")
-
-RUNNERS = ("docker", "process", "simulated")
 PROMPT_TRENDS = dict.fromkeys((Bound.MEMORY, Bound.TIME, Bound.RECALL, Bound.CONTEXT), Trend.FALLS)
 
 _KEYS = (
@@ -37,6 +36,7 @@ _KEYS = (
     "toggles",
     "pins",
     "historical",
+    "share_mounts",
 )
 _PROBE_KEYS = (
     "shape",
@@ -49,24 +49,7 @@ _PROBE_KEYS = (
     "depths",
     "max_prompt",
 )
-_COMPOSE_KEYS = ("runner", "compose", "service", "share_mounts")
-_IMAGE_KEYS = (
-    "runner",
-    "image",
-    "command",
-    "entrypoint",
-    "environment",
-    "volumes",
-    "gpus",
-    "memory_limit",
-    "model",
-    "ipc",
-    "shm_size",
-    "port",
-    "share_mounts",
-)
-_PROCESS_KEYS = ("runner", "command", "env", "model", "memory_limit", "gpus")
-_SIMULATED_KEYS = ("runner", "card", "model")
+_PIN_SOURCES = ("repository", "image", "package")
 
 
 def load_profile(name_or_path: str, *, runner: str | None = None) -> Profile:
@@ -78,10 +61,9 @@ def load_profile(name_or_path: str, *, runner: str | None = None) -> Profile:
             hint="download it, read it, give its path",
         )
     path = resources.find("search_spaces", name_or_path)
-    data = parse_yaml(path)
-    if isinstance(data, dict) and "services" in data and "profile" not in data:
+    if _is_compose(path):
         return _from_compose(path, runner)
-    profile = read_profile(Node(path, "", data), extra=b"")
+    profile = read_profile(Node(path, "", parse_yaml(path)), extra=b"")
     if runner is not None and runner not in RUNNERS:
         raise UsageProblem(f"there is no runner {runner!r}", hint=f"known: {', '.join(RUNNERS)}")
     if runner is not None and runner not in profile.launches:
@@ -90,6 +72,17 @@ def load_profile(name_or_path: str, *, runner: str | None = None) -> Profile:
             hint=f"it has: {', '.join(profile.launches)}; add launches.{runner} to {path.name} for another",
         )
     return profile
+
+
+def _is_compose(path: Path) -> bool:
+    """By its top-level key. A compose file may hold tags (`!override`) that no profile has, so that one
+    which cannot be parsed here is judged by its text and left to Compose."""
+    try:
+        data = parse_yaml(path)
+    except UsageProblem:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return bool(re.search(r"^services:", text, re.MULTILINE)) and "\nprofile:" not in f"\n{text}"
+    return isinstance(data, dict) and "services" in data and "profile" not in data
 
 
 def _from_compose(path: Path, runner: str | None) -> Profile:
@@ -123,8 +116,8 @@ def axis(profile: Profile, name: str) -> Axis:
 def read_profile(root: Node, *, extra: bytes, path: Path | None = None) -> Profile:
     """A profile from its parsed file. `extra` bytes count towards its hash. Raises UsageProblem."""
     root.only(_KEYS)
-    engine = load_engine(root.text("engine"))
-    launches = _launches(root, engine)
+    engine = _engine(root)
+    launches = read_launches(root)
     axes = read_axes(root, engine)
     for name, toggle in read_toggles(root, axes).items():
         axes[name] = toggle
@@ -148,23 +141,9 @@ def read_profile(root: Node, *, extra: bytes, path: Path | None = None) -> Profi
         boot_deadline_s=amount(boot, "deadline", parse_duration_s, defaults.boot_deadline_s),
         boot_silence_s=amount(boot, "silence", parse_duration_s, defaults.boot_silence_s),
         historical=root.optional_text("historical"),
+        pins=_pins(root),
         source_sha256=_digest(root.path if path is None else path, launches, extra),
     )
-
-
-def amount(node: Node, key: str, parse: Callable[[str | int | float], _T], default: _T) -> _T:
-    """A quantity with its unit. Raises UsageProblem naming the place."""
-    value = node.get(key)
-    if value is None:
-        return default
-    try:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UsageProblem(
-                f"{shown(value)} is no amount", hint="write a number or a text such as 60k or 25m"
-            )
-        return parse(value)
-    except UsageProblem as problem:
-        raise node.problem(key, problem.message, problem.hint or "") from None
 
 
 def _probe(root: Node) -> ProbeSpec:
@@ -219,94 +198,27 @@ def _tiers(root: Node, default: tuple[float, float]) -> tuple[float, float]:
     return float(value[0]), float(value[1])
 
 
-def _launches(root: Node, engine: EngineDescription) -> dict[str, Mapping[str, object]]:
-    """Each runner's launch, checked but not resolved. Compose paths become absolute."""
-    if (root.get("launch") is None) == (root.get("launches") is None):
-        raise root.problem(
-            "launch", "a profile needs either launch or launches", "launch: {compose: FILE} is the shortest."
-        )
-    if root.get("launch") is not None:
-        node = root.mapping("launch")
-        named = {node.choice("runner", RUNNERS, "docker"): node}
-    else:
-        named = root.mapping("launches").data and root.mappings("launches")
-        root.mapping("launches").only(RUNNERS)
-    readers = {"docker": _docker, "process": _process, "simulated": _simulated}
-    launches: dict[str, Mapping[str, object]] = {n: readers[n](node) for n, node in named.items()}
-    if "simulated" in launches and "docker" not in launches:
-        raise root.problem(
-            "launches", "simulated needs the docker launch that it stands in for", "Add launches.docker."
-        )
-    if not launches:
-        raise root.problem("launches", "there is no launch", f"Accepted: {', '.join(RUNNERS)}.")
-    return launches
+def _pins(root: Node) -> dict[str, Mapping[str, object]]:
+    """What may be pinned: each names where its versions come from; the rest is kept as it is."""
+    pins = root.mappings("pins")
+    for node in pins.values():
+        named = [key for key in _PIN_SOURCES if node.get(key) is not None]
+        if len(named) != 1:
+            raise node.problem(
+                "", f"a pin needs one of {', '.join(_PIN_SOURCES)}", "e.g. {repository: patches/genesis}"
+            )
+        node.text(named[0])
+    return {name: dict(node.data) for name, node in pins.items()}
 
 
-def _docker(node: Node) -> dict[str, object]:
-    if node.get("compose") is not None:
-        node.only(_COMPOSE_KEYS)
-        file = Path(node.text("compose")).expanduser()
-        file = file if file.is_absolute() else node.path.parent / file
-        return {
-            "compose": str(file),
-            "service": node.optional_text("service"),
-            "share_mounts": node.flag("share_mounts", default=False),
-        }
-    node.only(_IMAGE_KEYS)
-    return {
-        "image": node.text("image"),
-        "command": list(node.strings("command")),
-        "entrypoint": list(node.strings("entrypoint")) or None,
-        "environment": _environment(node, "environment"),
-        "volumes": list(node.strings("volumes")),
-        "gpus": node.get("gpus"),
-        "memory_limit": _limit(node),
-        "model": _model(node),
-        "ipc": node.optional_text("ipc"),
-        "shm_size": amount(node, "shm_size", parse_mib, 0.0) or None,
-        "port": node.port("port") if node.get("port") is not None else None,
-        "share_mounts": node.flag("share_mounts", default=False),
-    }
-
-
-def _process(node: Node) -> dict[str, object]:
-    node.only(_PROCESS_KEYS)
-    command = list(node.strings("command"))
-    if not command:
-        raise node.problem("command", "a process needs a command", 'e.g. [llama-server, --port, "{port}", …]')
-    return {
-        "command": command,
-        "env": _environment(node, "env"),
-        "model": _model(node),
-        "memory_limit": _limit(node),
-        "gpus": node.get("gpus"),
-    }
-
-
-def _simulated(node: Node) -> dict[str, object]:
-    node.only(_SIMULATED_KEYS)
-    return {"card": node.text("card"), "model": node.text("model")}
-
-
-def _environment(node: Node, key: str) -> dict[str, str]:
-    found = node.mapping(key).data
-    for name, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise node.problem(key, f"{name}: {shown(value)} is no text", 'Put it in quotes, e.g. "1".')
-    return {name: str(value) for name, value in found.items()}
-
-
-def _limit(node: Node) -> int | None:
-    mib = amount(node, "memory_limit", parse_mib, 0.0)
-    return round(mib) if mib else None
-
-
-def _model(node: Node) -> str | None:
-    text = node.optional_text("model")
-    if text is None or text.startswith("builtin:"):
-        return text
-    path = Path(text).expanduser()
-    return str(path if path.is_absolute() else node.path.parent / path)
+def _engine(root: Node) -> EngineDescription:
+    """By name; a path lies beside the profile."""
+    name = root.text("engine")
+    beside_it = root.path.parent / Path(name).expanduser()
+    try:
+        return load_engine(str(beside_it) if "/" in name and beside_it.is_file() else name)
+    except UsageProblem as problem:
+        raise root.problem("engine", problem.message.rstrip("."), problem.hint or "") from None
 
 
 def _digest(path: Path, launches: Mapping[str, Mapping[str, Any]], extra: bytes) -> str:

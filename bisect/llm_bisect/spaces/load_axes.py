@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
 
 from llm_bisect.model import AxisValue, Bound, Trend, UsageProblem
 from llm_bisect.spaces.engines import EngineAxis, EngineDescription
+from llm_bisect.spaces.load_launches import beside
 from llm_bisect.spaces.node import Node, shown
 from llm_bisect.spaces.profile import Apply, Axis
 from llm_bisect.spaces.units import grid, parse_tokens
@@ -24,7 +25,8 @@ _AXIS_KEYS = (
     "context",
 )
 _APPLY_KEYS = ("variable", "flag", "env", "json_flag", "mount", "target", "image")
-_TOGGLE_KEYS = ("apply", "requires", "conflicts")
+_WAYS = ("variable", "flag", "env", "json_flag", "mount", "image")
+_TOGGLE_KEYS = ("apply", "target", "requires", "conflicts")
 _GRID_KEYS = ("low", "high", "step", "values")
 _BOUND_KEYS = {
     "admission": Bound.ADMISSION,
@@ -88,7 +90,9 @@ def _axis(node: Node, name: str, engine: EngineDescription) -> Axis:
     if node.get("choices") is not None:
         labels = _choices(node, known)
         return Axis(name, "choices", apply, tuple(labels), payloads=labels)
-    unit = node.optional_text("unit") or (known.unit if known else None)
+    unit = known.unit if known else None
+    if node.get("unit") is not None:
+        unit = node.choice("unit", ("tokens", "fraction"))
     values, step = _grid(node, unit)
     return Axis(
         name,
@@ -130,19 +134,32 @@ def _grid(node: Node, unit: str | None) -> tuple[tuple[AxisValue, ...], float | 
     try:
         if inner.get("values") is not None:
             values = inner.get("values")
-            if not isinstance(values, list) or not values or len(values) != len({str(v) for v in values}):
+            numbers = [_number(v, unit) for v in values] if isinstance(values, list) else []
+            if not numbers or len(numbers) != len(set(numbers)):
                 raise UsageProblem(
                     f"{shown(values)} is not a list of different values", hint="e.g. values: [512, 1024]"
                 )
-            return tuple(sorted(_number(v, unit) for v in values)), None
+            _in_range(numbers, unit)
+            return tuple(sorted(numbers)), None
         missing = [k for k in ("low", "high", "step") if inner.get(k) is None]
         if missing:
             raise UsageProblem(f"{', '.join(missing)} is missing", hint="low, high and step; or values")
         low, high, step = (_number(inner.get(k), unit) for k in ("low", "high", "step"))
         points = grid(low, high, step)
+        if len(points) == 1 and low != high:
+            raise UsageProblem(
+                f"step {step} is larger than the range {low} to {high}", hint="take a smaller step"
+            )
+        _in_range(points, unit)
     except UsageProblem as problem:
         raise node.problem("grid", problem.message, problem.hint or "") from None
     return points, float(step)
+
+
+def _in_range(values: Sequence[int | float], unit: str | None) -> None:
+    beyond = next((v for v in values if not 0 < v <= 1), None) if unit == "fraction" else None
+    if beyond is not None:
+        raise UsageProblem(f"{beyond} is no share of the whole", hint="above 0, at most 1")
 
 
 def _number(value: object, unit: str | None) -> int | float:
@@ -152,9 +169,11 @@ def _number(value: object, unit: str | None) -> int | float:
         return parse_tokens(value)
     if isinstance(value, str):
         try:
-            return float(value)
+            value = float(value)
         except ValueError:
             raise UsageProblem(f"{shown(value)} is no number", hint="write a number") from None
+    if not math.isfinite(value):
+        raise UsageProblem(f"{shown(value)} is no finite number", hint="write a number")
     return value
 
 
@@ -168,29 +187,19 @@ def _apply(node: Node, known: EngineAxis | None) -> Apply:
                 "apply", "it is not said how this is applied", f"Accepted: {', '.join(_APPLY_KEYS)}."
             )
         return Apply(known.variables, known.flags, known.also_flags, env=known.env, json_flag=known.json_flag)
-    if given.get("mount") is not None and given.get("target") is None:
-        raise given.problem(
-            "mount", "a mount needs its target in the container", "target: /path/in/the/container"
-        )
+    if known is None and not any(given.get(way) is not None for way in _WAYS):
+        raise given.problem("", "it is not said how this is applied", f"Accepted: {', '.join(_WAYS)}.")
     return Apply(
         variable=_one_or_more(given, "variable") or (known.variables if known else ()),
         flag=_one_or_more(given, "flag") or (known.flags if known else ()),
         also_flags=known.also_flags if known and given.get("flag") is None else (),
         env=given.optional_text("env") or (known.env if known else None),
         json_flag=given.optional_text("json_flag") or (known.json_flag if known else None),
-        mount=_beside(given, given.optional_text("mount")),
-        mount_target=given.optional_text("target"),
+        mount=beside(given, given.text("mount")) if given.get("mount") is not None else None,
+        mount_target=given.optional_text("target") or node.optional_text("target"),
         image=given.flag("image", default=False),
     )
 
 
 def _one_or_more(node: Node, key: str) -> tuple[str, ...]:
     return (node.text(key),) if isinstance(node.get(key), str) else node.strings(key)
-
-
-def _beside(node: Node, text: str | None) -> str | None:
-    """A path of the profile, absolute: relative ones lie beside the profile."""
-    if text is None:
-        return None
-    path = Path(text).expanduser()
-    return str(path if path.is_absolute() else node.path.parent / path)

@@ -1,6 +1,7 @@
 """Reading YAML files that people write: every error names the file, the line, the key and what is accepted.
 
-YAML 1.2 booleans (only true and false; `on` and `off` stay text), no repeated keys, safe loading only.
+YAML 1.2 (only true and false are booleans, `on` and `off` stay text; `25:00` and dates are text, too), no
+repeated keys, safe loading only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Lined(dict[Hashable, Any]):
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.2 booleans: only true and false; `on`, `off`, `yes` and `no` stay text. Keys may not repeat."""
+    """YAML 1.2: only true and false are booleans, no base-60 numbers, no dates. Keys may not repeat."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[Hashable, int] = {}
@@ -43,13 +44,20 @@ class Loader(yaml.SafeLoader):
         return found
 
 
+_TAG = "tag:yaml.org,2002:"
 Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag in (_TAG + "null", _TAG + "merge")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+_NUMBER_FIRST = "-+.0123456789"
+_KINDS = (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+", _NUMBER_FIRST),
+    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", _NUMBER_FIRST),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", _NUMBER_FIRST),
 )
+for _kind, _pattern, _first in _KINDS:
+    Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"^(?:{_pattern})$"), list(_first))
 
 
 def _construct(loader: Loader, node: yaml.MappingNode) -> Lined:
@@ -57,7 +65,7 @@ def _construct(loader: Loader, node: yaml.MappingNode) -> Lined:
     return found if isinstance(found, Lined) else Lined(found)
 
 
-Loader.add_constructor("tag:yaml.org,2002:map", _construct)
+Loader.add_constructor(_TAG + "map", _construct)
 
 
 def parse_yaml(path: Path) -> object:
@@ -74,15 +82,23 @@ def parse_yaml(path: Path) -> object:
         mark = getattr(error, "problem_mark", None)
         where = f"{path.name}, line {mark.line + 1}" if mark is not None else path.name
         problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise UsageProblem(f"{where}: not valid YAML: {problem}.", hint="Correct that line.") from error
+        hint = "Correct that line."
+        if "\\t" in problem:
+            problem, hint = "a tab indents this line", "YAML wants spaces: replace the tab."
+        raise UsageProblem(f"{where}: not valid YAML: {problem}.", hint=hint) from error
+    except (RecursionError, ValueError) as error:
+        raise UsageProblem(
+            f"{path.name}: not valid YAML: nested too deeply, or a number that is none.", hint="Simplify it."
+        ) from error
 
 
 class Node:
     """One mapping of the file, with where it stands, so that each error can name its place."""
 
-    def __init__(self, path: Path, where: str, data: object) -> None:
+    def __init__(self, path: Path, where: str, data: object, line: int | None = None) -> None:
         self.path = path
         self.where = where
+        self.line = line  # of its key, where it is known
         if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
             raise self.problem("", "a mapping with text keys is expected here", "Write `key: value` lines.")
         self.data: dict[str, Any] = data
@@ -91,7 +107,7 @@ class Node:
         """An error at `key` of this mapping: the file, the line where it is known, the place."""
         place = ".".join(part for part in (self.where, key) if part)
         lines = getattr(getattr(self, "data", None), "lines", {})
-        line = lines.get(re.split(r"[.\[]", key, maxsplit=1)[0])
+        line = lines.get(re.split(r"[.\[]", key, maxsplit=1)[0], self.line)
         where = f"{self.path.name}, line {line}" if line else self.path.name
         return UsageProblem(f"{where}: {place + ': ' if place else ''}{what}.", hint=hint)
 
@@ -164,7 +180,11 @@ class Node:
         return {name: node.text(name) for name in node.data}
 
     def mapping(self, key: str) -> Node:
-        return Node(self.path, ".".join(part for part in (self.where, key) if part), self.get(key) or {})
+        data = {} if self.get(key) is None else self.get(key)
+        if not isinstance(data, dict):
+            raise self.problem(key, f"a mapping is expected, not {shown(data)}", "Write `key: value` lines.")
+        line = getattr(self.data, "lines", {}).get(key, self.line)
+        return Node(self.path, ".".join(part for part in (self.where, key) if part), data, line)
 
     def mappings(self, key: str) -> dict[str, Node]:
         node = self.mapping(key)
@@ -202,6 +222,21 @@ class Node:
             raise self.problem(
                 key, f"not a regular expression: {error}", "Python's `re` syntax is used."
             ) from error
+
+
+def amount(node: Node, key: str, parse: Callable[[str | int | float], _T], default: _T) -> _T:
+    """A quantity with its unit. Raises UsageProblem naming the place."""
+    value = node.get(key)
+    if value is None:
+        return default
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UsageProblem(
+                f"{shown(value)} is no amount", hint="write a number or a text such as 60k or 25m"
+            )
+        return parse(value)
+    except UsageProblem as problem:
+        raise node.problem(key, problem.message, problem.hint or "") from None
 
 
 def shown(value: object) -> str:

@@ -78,4 +78,5 @@ class Profile:
     boot_deadline_s: float = 3600.0
     boot_silence_s: float = 300.0
     historical: str | None = None  # a sentence where image or patch tree can no longer be had
+    pins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # checked in shape, kept raw
     source_sha256: str = ""  # of the profile's and its compose file's bytes

@@ -17,11 +17,16 @@ def folders(kind: str) -> list[Path]:
     data, and the checkout of an editable install."""
     import platformdirs
 
+    user = Path(platformdirs.user_config_dir("llm-bisect")) / kind
+    found = [Path.cwd() / kind, user, *shipped(kind)]
+    return [f for f in dict.fromkeys(found) if f.is_dir()]
+
+
+def shipped(kind: str) -> list[Path]:
+    """The folders that came with the program: the packaged data, and the checkout of an editable install."""
     packaged = Path(str(importlib_resources.files("llm_bisect"))) / "_data" / kind
     checkout = Path(__file__).resolve().parents[3] / kind
-    user = Path(platformdirs.user_config_dir("llm-bisect")) / kind
-    found = [Path.cwd() / kind, user, packaged, checkout]
-    return [f for f in dict.fromkeys(found) if f.is_dir()]
+    return [f for f in (packaged, checkout) if f.is_dir()]
 
 
 def find(kind: str, name: str) -> Path:

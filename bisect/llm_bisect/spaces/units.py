@@ -10,7 +10,9 @@ from llm_bisect.model import UsageProblem
 MAX_TOKENS = 10**9
 MAX_GRID_POINTS = 2_000
 
-_TOKENS = re.compile(r"(?P<n>\d[\d_,]*(?:\.\d+)?)\s*(?P<unit>ki|mi|k|m)?(?:\s*tok(?:ens?)?)?", re.I)
+_TOKENS = re.compile(
+    r"(?P<n>\d[\d_,]*(?:\.\d+)?)\s*(?:(?P<unit>ki|mi)b?|(?P<short>[km]))?(?:\s*tok(?:ens?)?)?", re.I
+)
 _TOKEN_UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "ki": 1 << 10, "mi": 1 << 20}
 _DURATION = re.compile(
     r"(?:(?P<h>\d+(?:\.\d+)?)h)?\s*(?:(?P<m>\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(?P<s>\d+(?:\.\d+)?)s?)?", re.I
@@ -26,7 +28,7 @@ def parse_tokens(value: str | int | float) -> int:
     tokens = Decimal(0)
     if found is not None and not isinstance(value, bool):
         number = Decimal(found["n"].replace("_", "").replace(",", ""))
-        tokens = number * _TOKEN_UNITS[(found["unit"] or "").lower()]
+        tokens = number * _TOKEN_UNITS[(found["unit"] or found["short"] or "").lower()]
     if tokens < 1 or tokens > MAX_TOKENS or tokens != int(tokens):
         raise UsageProblem(
             f"{text!r} is not a number of tokens", hint="e.g. 60000, 60k, 1M (k is 1,000; 64Ki is 65,536)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from llm_bisect.model import AxisValue, UsageProblem
 from llm_bisect.spaces.profile import Axis
 from llm_bisect.spaces.units import parse_tokens
@@ -24,6 +26,8 @@ def parse_value(axis: Axis, text: str, *, where: str) -> AxisValue:
         return parse_tokens(text)
     try:
         number = float(text)
+        if not math.isfinite(number):
+            raise ValueError(text)
     except ValueError:
         raise UsageProblem(
             f"{where}: {text!r} is not a number", hint=f"axis {axis.name!r} takes numbers"
