@@ -212,6 +212,25 @@ def test_the_live_view_on_a_terminal(question: list[str], start: Callable[..., A
     assert len(after) == 2, "the answer comes below the view, not into it"
 
 
+def test_the_second_signal_on_a_terminal(
+    question: list[str], start: Callable[..., Any], gone: Callable[[], bool]
+) -> None:
+    """Ending at once gives the cursor back, which the live view hides."""
+    master, slave = pty.openpty()
+    env = {**SLOW, "TERM": "xterm-256color", "CI": "", "NO_COLOR": ""}
+    running = start(question, env=env, stdout=slave, stderr=slave)
+    os.close(slave)
+    running.wait_for("boot_started")
+    running.child.send_signal(signal.SIGTERM)
+    running.child.send_signal(signal.SIGINT)
+    shown = read_terminal(master)
+    os.close(master)
+    assert running.finish()[0] == 130
+    assert "stopping: the engine is being stopped" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    assert gone()
+
+
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_pipe_gets_plain_lines(
     more: list[str], question: list[str], bisect_cli: Callable[..., Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -347,13 +348,19 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 def test_a_journals_folder_that_is_read_only(
-    small_disk: Callable[..., Path], question: list[str], refused: Callable[..., str]
+    small_disk: Callable[..., Path],
+    question: list[str],
+    refused: Callable[..., str],
+    bisect_cli: Callable[..., Any],
 ) -> None:
     """A disk that is mounted read-only is named."""
     folder = small_disk("size=64k,ro")
     said = refused([*question, "--journals", str(folder)], ENVIRONMENT, str(folder), "--journals")
     assert "read-only" in said or "cannot be written" in said
     refused([*question, "--journals", str(folder / "new")], ENVIRONMENT, str(folder), "--journals")
+    ran = bisect_cli("doctor", env={"BISECT_JOURNALS": str(folder)})
+    assert ran.code == ENVIRONMENT
+    assert re.search(rf"^MISSING +journals +{folder} cannot be written", ran.out, re.MULTILINE)
 
 
 def fill(folder: Path) -> Path:
@@ -440,6 +447,7 @@ def test_a_study_that_runs_already(
 def test_a_journal_that_is_broken_in_the_middle(
     question: list[str],
     bisect_cli: Callable[..., Any],
+    bisect_here: Callable[..., Called],
     bisect_env: dict[str, str],
     refused: Callable[..., str],
 ) -> None:
@@ -452,24 +460,27 @@ def test_a_journal_that_is_broken_in_the_middle(
     )
     journal.write_bytes(b"".join(lines))
     refused(question, USAGE, "s.jsonl", "line 4", "--study")
-    refused(["resume", "s"], USAGE, "s.jsonl", "line 4")
-    refused(["status", "s"], USAGE, "s.jsonl", "line 4")
-    refused(["explain", "s"], USAGE, "s.jsonl", "line 4", has_json=False)
-    refused(["export", "s", "--to", "json"], USAGE, "s.jsonl", "line 4", has_json=False)
+    refused(["resume", "s"], USAGE, "s.jsonl", "line 4", by=bisect_here)
+    refused(["status", "s"], USAGE, "s.jsonl", "line 4", by=bisect_here)
+    refused(["explain", "s"], USAGE, "s.jsonl", "line 4", has_json=False, by=bisect_here)
+    refused(["export", "s", "--to", "json"], USAGE, "s.jsonl", "line 4", has_json=False, by=bisect_here)
     assert "unreadable" in bisect_cli("status").out
 
 
 def test_a_study_that_there_is_not(
-    question: list[str], bisect_cli: Callable[..., Any], refused: Callable[..., str]
+    question: list[str],
+    bisect_cli: Callable[..., Any],
+    bisect_here: Callable[..., Called],
+    refused: Callable[..., str],
 ) -> None:
     """Every command that looks at a study refuses a name that it does not find, with the nearest one."""
-    refused(["status", "s"], USAGE, "'s'")
+    refused(["status", "s"], USAGE, "'s'", by=bisect_here)
     assert bisect_cli(*question, "--study", "night").code == 0
-    refused(["status", "nigth"], USAGE, "nigth", "did you mean night")
-    refused(["resume", "nigth"], USAGE, "did you mean night")
-    refused(["stop", "nigth"], USAGE, "did you mean night", has_json=False)
-    refused(["explain", "nigth"], USAGE, "did you mean night", has_json=False)
-    refused(["export", "nigth", "--to", "json"], USAGE, "did you mean night", has_json=False)
+    refused(["status", "nigth"], USAGE, "nigth", "did you mean night", by=bisect_here)
+    refused(["resume", "nigth"], USAGE, "did you mean night", by=bisect_here)
+    refused(["stop", "nigth"], USAGE, "did you mean night", has_json=False, by=bisect_here)
+    refused(["explain", "nigth"], USAGE, "did you mean night", has_json=False, by=bisect_here)
+    refused(["export", "nigth", "--to", "json"], USAGE, "did you mean night", has_json=False, by=bisect_here)
     refused(
         ["export", "night", "--to", "yaml"], USAGE, "yaml", "compose, env, markdown, json", has_json=False
     )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llm_bisect.cli.errors import Exit
-from llm_bisect.journal.locate import journals_dir
+from llm_bisect.journal.locate import check_writable, journals_dir
 from llm_bisect.model import BisectError, Launch
 
 LOW_DISK_GIB = 5.0
@@ -89,6 +89,7 @@ def _llama_server() -> str:
 
 def _journals() -> str:
     folder = journals_dir(None, os.environ, Path.cwd())
+    check_writable(folder)
     return f"{folder}{'' if folder.exists() else ' (made by the first study)'}"
 
 

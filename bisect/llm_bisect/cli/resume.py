@@ -41,7 +41,14 @@ def run_stop(study: str, journals: str | None) -> int:
     pid = holder_pid(path)
     if pid is None:
         return _reap(path)
-    os.kill(pid, signal.SIGTERM)
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return _reap(path)  # it ended just now
+    except PermissionError:
+        raise EnvironmentProblem(
+            f"{path.stem} (pid {pid}) belongs to another user", hint="stop it as that user"
+        ) from None
     deadline_s = time.monotonic() + STOP_WITHIN_S
     while time.monotonic() < deadline_s:
         if holder_pid(path) != pid:

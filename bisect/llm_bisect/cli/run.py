@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import FrameType
@@ -61,6 +61,9 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         if stop.is_set():
+            if sys.stderr.isatty():
+                with suppress(OSError):
+                    os.write(sys.stderr.fileno(), b"\x1b[?25h")  # the live view hides the cursor
             os._exit(Exit.INTERRUPTED)  # the reaper child stops the engine
         stop.set()
         text = b"\nstopping: the engine is being stopped; once more ends at once (the journal is whole)\n"
