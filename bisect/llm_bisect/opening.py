@@ -20,7 +20,7 @@ from llm_bisect import __version__
 from llm_bisect.journal.locate import check_writable, study_path
 from llm_bisect.journal.state import State, fold, values_key
 from llm_bisect.journal.store import Journal, read_journal
-from llm_bisect.model import AxisValue, EnvironmentProblem, Launch, UsageProblem, Values
+from llm_bisect.model import AxisValue, EnvironmentProblem, Launch, UsageProblem
 from llm_bisect.probing.prober import Prober
 from llm_bisect.probing.served import served_facts
 from llm_bisect.runners.make import make_runner
@@ -203,7 +203,8 @@ def start(
             runner=runner,
             prober=Prober(prepared.profile.engine),
             policy=partial(decide, plan=prepared.plan),
-            resolve=partial(_resolve_with_room, prepared, path.parent),
+            resolve=partial(resolve_launch, prepared.profile, prepared.runner),
+            check_room=partial(refuse_full_disk, path.parent),
             served=partial(served_facts, prepared.profile.engine),
             next_p90_s=partial(_next_p90_s, prepared.plan),
             contradictions=partial(contradictions, plan=prepared.plan),
@@ -230,13 +231,6 @@ def refuse_full_disk(folder: Path) -> None:
             f"{nearest} has {free_mib:.1f} MiB of space left: journal and logs need {LEAST_FREE_MIB} MiB",
             hint="free some space there, or give another folder with --journals or $BISECT_JOURNALS",
         )
-
-
-def _resolve_with_room(prepared: Prepared, folder: Path, values: Values) -> Launch:
-    """The launch of the next boot. On a full disk nothing boots: an engine that cannot write its log looks
-    like one that crashed, and that would count as a verdict."""
-    refuse_full_disk(folder)
-    return resolve_launch(prepared.profile, prepared.runner, values)
 
 
 def _continue(driver: Driver, prepared: Prepared, fingerprint: dict[str, str], *, reverify: bool) -> None:

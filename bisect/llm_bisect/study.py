@@ -60,7 +60,7 @@ class Budget:
     def spent(self, boots: int, elapsed_s: float, next_p90_s: float) -> str | None:
         """Why no further probe may start, or None. No probe starts whose 90th percentile ends later."""
         if self.max_boots is not None and boots >= self.max_boots:
-            return f"{boots} boots of {self.max_boots} are spent"
+            return f"{boots} of {self.max_boots} boots spent"
         if self.limit_s is not None and elapsed_s + next_p90_s > self.limit_s:
             left_min = max(0.0, self.limit_s - elapsed_s) / 60
             return f"{left_min:.0f} min are left and the next probe may take {next_p90_s / 60:.0f}"
@@ -81,6 +81,7 @@ class Driver:
     served: Callable[[Engine], Mapping[str, Any]]  # what a ready engine says of itself
     next_p90_s: Callable[[State, Ask], float]
     contradictions: Callable[[State], list[dict[str, Any]]]
+    check_room: Callable[[], None]  # raises EnvironmentProblem where the disk is full
     reporter: Reporter
     stop: threading.Event
     budget: Budget = field(default_factory=Budget)
@@ -220,6 +221,7 @@ class Driver:
     def _boot(self, probe: str, ask: Ask) -> Boot | None:
         """Boot the candidate. A boot that fails is the probe's outcome; then there is nothing to probe."""
         self._end_boot("another candidate is next" if not ask.fresh else "a fresh boot is asked")
+        self.check_room()
         launch = self.resolve(ask.values)
         boot_id = f"b{len(self.state.boots) + 1:03d}"
         started = {
@@ -243,7 +245,7 @@ class Driver:
         try:
             self.engine = self.runner.boot(order, self.stop)
         except BootFailure as failure:
-            outcome, evidence = classify_boot(self.profile.engine, failure)
+            outcome, evidence = self._why_not_ready(failure)
             facts = boot_facts(self.profile.engine, failure.log)
             self._boot_failed(probe, boot_id, outcome, evidence, facts, self.runner.clock.now_s() - began_s)
             return None
@@ -266,6 +268,15 @@ class Driver:
         }
         self._append(kinds.BOOT_FINISHED, finished)
         return self.state.boots[boot_id]
+
+    def _why_not_ready(self, failure: BootFailure) -> tuple[Outcome, Evidence]:
+        """What ended the boot. An engine that cannot write its log looks like one that crashed: where the
+        disk is full, that is told instead."""
+        try:
+            self.check_room()
+        except EnvironmentProblem as problem:
+            return Outcome.INFRA, Evidence("disk_full", (problem.message,))
+        return classify_boot(self.profile.engine, failure)
 
     def _boot_failed(
         self, probe: str, boot: str, outcome: Outcome, evidence: Evidence, facts: BootFacts, wall_s: float

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from llm_bisect.cli.ceiling import parse_sets
-from llm_bisect.cli.live import duration
 from llm_bisect.cli.run import until_epoch_s
 from llm_bisect.model import UsageProblem
 from llm_bisect.opening import budget_from, parse_tolerance
+from llm_bisect.reports.words import duration
 
 ASK = """
 import sys, time

@@ -196,6 +196,7 @@ def make_driver(path: Path, runner: FakeRunner, prober: FakeProber, budget: Budg
         prober=prober,  # type: ignore[arg-type]
         policy=partial(decide, plan=PLAN),
         resolve=resolve,
+        check_room=lambda: None,
         served=lambda engine: {"context_tokens": 180_000},
         next_p90_s=lambda state, ask: 1_000.0,
         contradictions=partial(contradictions, plan=PLAN),

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from llm_bisect.cli.errors import Exit
-from llm_bisect.cli.live import duration, values_text
 from llm_bisect.journal.locate import study_path
 from llm_bisect.journal.state import State, fold
 from llm_bisect.journal.store import read_journal
 from llm_bisect.opening import Prepared, refuse_other_question
+from llm_bisect.reports.words import duration, values_text
 from llm_bisect.search.ceiling import decide
 from llm_bisect.search.foresee import forecast, prices_of
 from llm_bisect.search.plan import Done

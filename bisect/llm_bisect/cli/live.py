@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import time
 from typing import Any
@@ -13,7 +12,7 @@ from llm_bisect.journal import events as kinds
 from llm_bisect.journal.state import State
 from llm_bisect.journal.store import Event
 from llm_bisect.model import MemorySample, Progress
-from llm_bisect.reports.words import plural
+from llm_bisect.reports.words import duration, message_of, plural, values_text
 from llm_bisect.search.ceiling import bracket_text, length_text, line_of
 from llm_bisect.search.foresee import forecast
 from llm_bisect.search.observe import candidate
@@ -21,10 +20,6 @@ from llm_bisect.search.plan import Ask, Plan
 
 HEARTBEAT_S = 60.0
 REDRAW_S = 0.25
-_PREFIX = re.compile(
-    r"^(?:\(\w+ pid=\d+\) )?"
-    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]{8} (?:\[[^\]]{1,80}\] ?)?)?"
-)
 
 
 def make_reporter(plan: Plan, *, simulated: bool, quiet_live: bool) -> PlainReporter:
@@ -174,7 +169,9 @@ def _boot_line(body: Any) -> str:
         estimate = facts.get("estimated_max_model_len")
         fits = f"; the engine estimates {estimate:,.0f} tokens" if isinstance(estimate, int | float) else ""
         lines = body.get("evidence", {}).get("lines") or [""]
-        return f"{body['boot']} {body['outcome']} after {duration(body['wall_s'])}{fits}: {told(lines[0])}"
+        return (
+            f"{body['boot']} {body['outcome']} after {duration(body['wall_s'])}{fits}: {message_of(lines[0])}"
+        )
     facts = body.get("facts", {})
     parts = [f"{body['boot']} ready in {duration(body['wall_s'])}"]
     if "kv_cache_gib" in facts:
@@ -197,13 +194,8 @@ def _probe_line(body: Any, state: State) -> str:
         parts.append(f"{trial.tokens_processed:,} tokens processed")
     evidence = body.get("evidence", {}).get("lines") or ()
     if body["outcome"] not in ("pass", "timeout_client", "aborted") and body["phase"] == "probe" and evidence:
-        parts.append(told(evidence[0]))
+        parts.append(message_of(evidence[0]))
     return ", ".join(parts)
-
-
-def told(line: str) -> str:
-    """A log line without what engines put before their messages, at most 160 characters."""
-    return _PREFIX.sub("", line)[:160]
 
 
 def progress_text(
@@ -217,17 +209,3 @@ def progress_text(
     )
     free = f" · {memory.free_mib:,.0f} MiB free" if memory is not None else ""
     return f"{done} tokens · {duration(elapsed_s)} of at most {duration(plan.deadline_s)}{free}"
-
-
-def values_text(values: Any) -> str:
-    return ", ".join(f"{k} {v}" for k, v in values.items()) or "your own values"
-
-
-def duration(seconds: float) -> str:
-    """`7 s`, `4 min 12 s`, `2 h 05 min`."""
-    if round(seconds) < 60:
-        return f"{seconds:.1f} s" if round(seconds, 1) < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

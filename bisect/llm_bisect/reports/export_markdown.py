@@ -9,7 +9,7 @@ from llm_bisect.journal.state import State, Trial
 from llm_bisect.model import Outcome, Phase
 from llm_bisect.reports.export_point import UNCONFIRMED, Point
 from llm_bisect.reports.table import ceiling_text, verdict_word
-from llm_bisect.reports.words import duration, one_line, scrub, values_text
+from llm_bisect.reports.words import duration, message_of, one_line, scrub, values_text
 
 
 def markdown(point: Point, state: State) -> str:
@@ -86,7 +86,7 @@ _EVIDENCE = ("probe", "boot", "values", "prompt", "outcome", "wall", "lowest fre
 
 def _evidence(trial: Trial, simulated: bool) -> list[str]:
     lines = (trial.body.get("evidence") or {}).get("lines") or ()
-    why = one_line(lines[0], 160) if lines and trial.outcome is not Outcome.PASS else ""
+    why = message_of(lines[0]) if lines and trial.outcome is not Outcome.PASS else ""
     where = " at boot" if trial.phase is Phase.BOOT else ""
     amended = f" (amended: {one_line(trial.amended, 80)})" if trial.amended else ""
     return [

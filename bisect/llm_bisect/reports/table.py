@@ -162,7 +162,8 @@ def _point(answer: Mapping[str, Any], unit: str = "") -> list[str]:
 
 def _next(obj: Mapping[str, Any]) -> list[str]:
     answer, status = obj["answer"], obj["status"]
-    export = f"{_bisect('export', obj)} --to compose"
+    # a process has no compose file to write an override for
+    export = f"{_bisect('export', obj)} --to {'markdown' if obj.get('runner') == 'process' else 'compose'}"
     if status == "answered":
         if answer["recommended"] is not None:
             return [export]

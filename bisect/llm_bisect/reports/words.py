@@ -85,8 +85,8 @@ def one_line(text: object, longest: int = 300) -> str:
 
 def duration(seconds: float) -> str:
     """`7.2 s`, `42 s`, `4 min 12 s`, `2 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if round(seconds) < 60:
+        return f"{seconds:.1f} s" if round(seconds, 1) < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
@@ -110,3 +110,14 @@ def tokens_text(tokens: int | None) -> str:
 def plural(count: int, word: str) -> str:
     """`1 boot`, `3 boots`."""
     return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+_PREFIX = re.compile(
+    r"^(?:\(\w+ pid=\d+\) )?"
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]{8} (?:\[[^\]]{1,80}\] ?)?)?"
+)
+
+
+def message_of(line: str, longest: int = 160) -> str:
+    """A log line without what engines put before their messages."""
+    return one_line(_PREFIX.sub("", line), longest)

@@ -61,7 +61,7 @@ def _prompt_answer(plan: Plan, own: Candidate) -> dict[str, Any]:
     b = own.lengths(plan)
     wanted = own.lengths(plan, plan.margin_mib)
     failure = own.first_failure(b.hi) if b.hi is not None else own.boot_failure
-    at_context = b.hi is None and b.lo is not None and b.lo == b.cap
+    at_context = b.hi is None and b.lo is not None and b.cap is not None and b.lo >= b.cap
     shipped = wanted.lo is not None and own.boot_failure is None and _is_confirmed(plan, own, wanted.lo)
     return {
         **_head(plan),
@@ -127,7 +127,7 @@ def _crossing(line: Line) -> dict[str, AxisValue] | None:
 def _prompt_ceiling(plan: Plan, at: AxisValue, c: Candidate) -> dict[str, Any]:
     b = c.lengths(plan)
     failure = c.first_failure(b.hi) if b.hi is not None else (c.boot_failure if b.lo is None else None)
-    at_context = b.hi is None and b.lo is not None and b.lo == b.cap
+    at_context = b.hi is None and b.lo is not None and b.cap is not None and b.lo >= b.cap
     return {
         "at": at,
         "last_pass": b.lo,
