@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from llm_bisect.cli.diagnostics import note
 from llm_bisect.journal import events as kinds
 from llm_bisect.journal.state import State
 from llm_bisect.journal.store import Event
@@ -20,6 +21,7 @@ from llm_bisect.search.plan import Ask, Plan
 
 HEARTBEAT_S = 60.0
 REDRAW_S = 0.25
+_TOLD = ("probe", "boot", "outcome", "purpose", "prompt_tokens", "why", "status", "wall_s")
 
 
 def make_reporter(plan: Plan, *, simulated: bool, quiet_live: bool) -> PlainReporter:
@@ -46,6 +48,7 @@ class PlainReporter:
 
     def event(self, event: Event, state: State) -> None:
         self.state = state
+        note(event.kind, seq=event.seq, **{k: event.body[k] for k in _TOLD if k in event.body})
         if text := event_line(event, state, self.plan):
             self.line(text)
         self._beat_at_s = time.monotonic()

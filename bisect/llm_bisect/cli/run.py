@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from types import FrameType
 
+from llm_bisect.cli.diagnostics import diagnostics
 from llm_bisect.cli.errors import STATUS_EXIT, Exit
 from llm_bisect.cli.live import make_reporter
 from llm_bisect.journal.state import State
@@ -32,7 +33,7 @@ def run_study(
     try:
         with stop_on_signals(stop):
             driver, journal = start(prepared, journals, reporter, stop, budget, reverify=reverify)
-            with journal:
+            with journal, diagnostics(journal.side_dir, driver.study):
                 try:
                     state = driver.state if driver.state.closed is not None else driver.run()
                 finally:

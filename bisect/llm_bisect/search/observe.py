@@ -13,6 +13,7 @@ from llm_bisect.search.plan import Plan
 NEEDS_REPEAT = frozenset({Outcome.ENGINE_CRASHED, Outcome.HANG})
 """Failures that a flake can cause: one alone is asked again on a fresh boot before it counts."""
 
+USUAL_BATCH_TOKENS = 4096  # where the log does not tell: progress shows in steps of about one batch
 CONTEXT_RESERVE_TOKENS = 64  # follow-up questions may be a little longer than the first
 
 
@@ -131,8 +132,7 @@ def length_hints(
             continue
         if bound_of(trial) is Bound.MEMORY:
             hints.append(tokens)
-            if batch := int(trial.facts.get("n_batch", 0)):
-                hints.append(tokens + batch)
+            hints.append(tokens + int(trial.facts.get("n_batch", USUAL_BATCH_TOKENS)))
         elif trial.outcome is Outcome.TIMEOUT_CLIENT:
             hints.append(int(tokens * 0.97))
     near = plan.slack_tokens(bracket.lo or 0) // 2

@@ -21,6 +21,7 @@ from typing import Any
 from llm_bisect.model import EnvironmentProblem, UsageProblem
 from llm_bisect.spaces.compose_errors import refusal
 from llm_bisect.spaces.compose_service import ComposeService, parse_service
+from llm_bisect.spaces.yaml_limits import check_size, compose_files
 
 __all__ = [
     "ComposeService",
@@ -118,18 +119,12 @@ def compose_variables(file: str) -> dict[str, Variable]:
 def variable_value(file: str, name: str) -> str | None:
     """What `name` is when Compose reads the file now: from the environment, the `.env` file, else its default
     in the file; None where it has no value. Raises UsageProblem, EnvironmentProblem."""
-    if os.environ.get(name):  # it wins over the .env file
-        return os.environ[name]
-    text = _cached(file, ("config", "--environment"), {})
-    found = re.findall(rf"^{re.escape(name)}=(.+)$", text, re.MULTILINE)
-    if found:
-        return str(found[-1])
     offered = compose_variables(file).get(name)
-    default = offered.default if offered is not None else None
-    nested = re.fullmatch(r"\$\{(\w+)(?::?-(.*))?\}", default) if default else None
-    if nested and nested[1] != name:
-        return variable_value(file, nested[1])
-    return None if default is None or "$" in default else default
+    default = (offered.default if offered is not None else None) or ""
+    service = {"image": "none", "labels": {"value": f"${{{name}:-{default}}}"}}
+    text = json.dumps({"services": {"value": service}})  # Compose resolves it: defaults nest
+    config = json.loads(_cached(file, ("config", "--format", "json"), {}, text))
+    return str(_unescape(config["services"]["value"]["labels"]["value"])) or None
 
 
 def _config(file: str, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -139,8 +134,28 @@ def _config(file: str, variables: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _cached(file: str, argv: tuple[str, ...], variables: Mapping[str, str]) -> str:
-    return _run(file, argv, tuple(sorted(variables.items())), _stamp(file), frozenset(os.environ.items()))
+def _cached(file: str, argv: tuple[str, ...], variables: Mapping[str, str], text: str | None = None) -> str:
+    """What Compose says to `argv` about the file, or about `text` as if that stood in its place."""
+    stamp = _stamp(file)
+    parts = tuple((part, _state(part)) for part in _parts(file, stamp))
+    given = tuple(sorted(variables.items()))
+    return _run(file, argv, given, text, (stamp, parts), frozenset(os.environ.items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _parts(file: str, _stamp: object) -> tuple[Path, ...]:
+    """The file and what it includes. Raises UsageProblem for one that Compose would choke on."""
+    path = Path(file).absolute()
+    check_size(path)
+    return compose_files(path)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        state = path.stat()
+    except OSError:  # gone meanwhile: Compose will say so
+        return (0, 0)
+    return (state.st_mtime_ns, state.st_size)
 
 
 def _stamp(file: str) -> tuple[tuple[str, int, int], ...]:
@@ -162,12 +177,14 @@ def _run(
     file: str,
     argv: tuple[str, ...],
     variables: tuple[tuple[str, str], ...],
+    text: str | None,
     _stamp: object,
     _environment: object,
 ) -> str:
     """What Compose prints. Cached: a study asks the same of the same bytes again and again."""
     path = Path(file).absolute()
-    command = [*compose_command(), "-f", str(path), *argv]
+    source = [str(path)] if text is None else ["-", "--project-directory", str(path.parent)]
+    command = [*compose_command(), "-f", *source, *argv]
     try:
         done = subprocess.run(
             command,
@@ -177,7 +194,7 @@ def _run(
             encoding="utf-8",
             errors="replace",
             timeout=_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
+            input=text or "",
             start_new_session=True,
             check=False,
         )

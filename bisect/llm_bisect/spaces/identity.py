@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from llm_bisect.model import Launch, Mount, UsageProblem
@@ -15,6 +16,8 @@ from llm_bisect.spaces.engine_files import load_engine
 
 SMALL_BYTES = 8 << 20  # a mount up to this size counts by its content, a larger one by sizes and heads
 _HEAD_BYTES = 1 << 20
+_MOST_HEADS = 2_000  # a folder with more files counts by their names and sizes
+_MOST_FILES = 50_000  # one with more yet (somebody mounts a whole system) by its place alone
 _PORT = "--port"
 # What bisect itself sets in a candidate that may not download.
 _OFFLINE = frozenset(
@@ -95,13 +98,19 @@ def _weights(model: str | None) -> str | None:
 def content_hash(path: Path) -> str:
     """What a file or folder holds: the hash of its files, or of their sizes and first MiB where it is large.
 
+    Very large folders count by their files' sizes or by their place; devices, pipes and sockets by theirs.
     Byte-code caches and version control are no content: they change without anybody's doing.
     """
     digest = hashlib.sha256()
     try:
-        files = sorted(_files(path)) if path.is_dir() else [path]
+        files = sorted(islice(_files(path), _MOST_FILES + 1)) if path.is_dir() else [path]
+        if len(files) > _MOST_FILES:
+            return f"{path} (more than {_MOST_FILES} files)"
         states = [(file, file.stat()) for file in files]
+        if not path.is_dir() and not path.is_file():
+            return f"{path} (no regular file)"  # a device or pipe: reading it may never end
         head = None if sum(s.st_size for _, s in states) <= SMALL_BYTES else _HEAD_BYTES
+        head = head if head is None or len(files) <= _MOST_HEADS else 0
         for file, state in states:
             name = "" if file == path else str(file.relative_to(path))
             digest.update(f"{name}\0{state.st_size}\0".encode())

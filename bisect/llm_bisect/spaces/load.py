@@ -18,6 +18,7 @@ from llm_bisect.spaces.load_launches import RUNNERS, read_launches
 from llm_bisect.spaces.node import Node, amount, parse_yaml, shown
 from llm_bisect.spaces.profile import Axis, ProbeSpec, Profile
 from llm_bisect.spaces.units import parse_duration_s, parse_mib, parse_tokens
+from llm_bisect.spaces.yaml_limits import MAX_BYTES, compose_files, content
 
 PROMPT_TRENDS = dict.fromkeys((Bound.MEMORY, Bound.TIME, Bound.RECALL, Bound.CONTEXT), Trend.FALLS)
 
@@ -80,7 +81,8 @@ def _is_compose(path: Path) -> bool:
     try:
         data = parse_yaml(path)
     except UsageProblem:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_BYTES)  # it may be anything, weights too
         return bool(re.search(r"^services:", text, re.MULTILINE)) and "\nprofile:" not in f"\n{text}"
     return isinstance(data, dict) and "services" in data and "profile" not in data
 
@@ -222,11 +224,11 @@ def _engine(root: Node) -> EngineDescription:
 
 
 def _digest(path: Path, launches: Mapping[str, Mapping[str, Any]], extra: bytes) -> str:
-    """Hash of the profile's and its compose files' bytes: a study is refused when they change."""
+    """Hash of the profile's and its compose files' bytes, with what these include: a study is refused when
+    they change."""
     digest = hashlib.sha256(path.read_bytes() if path.is_file() else b"")
     digest.update(extra)
     for launch in launches.values():
-        file = Path(str(launch.get("compose") or ""))
-        if file.is_file():
-            digest.update(file.read_bytes())
+        for file in compose_files(Path(str(launch["compose"]))) if launch.get("compose") else ():
+            digest.update(content(file))
     return digest.hexdigest()

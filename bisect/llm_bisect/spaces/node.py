@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 
 from llm_bisect.model import UsageProblem
+from llm_bisect.spaces.yaml_limits import check_size, check_values
 
 _E = TypeVar("_E", bound=StrEnum)
 _T = TypeVar("_T")
@@ -71,7 +72,11 @@ Loader.add_constructor(_TAG + "map", _construct)
 def parse_yaml(path: Path) -> object:
     """The file's content. Raises UsageProblem naming the file and the line."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)  # noqa: S506 - a SafeLoader
+        check_size(path)
+        loader = Loader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        check_values(path, root)
+        return None if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageProblem(
             f"{path} cannot be read: {error.strerror}.", hint="Check its permissions."

@@ -20,13 +20,15 @@ from llm_bisect.model.secrets import mask_secrets
 from llm_bisect.spaces.compose import ComposeService, read_services
 from llm_bisect.spaces.launches import base_launch
 from llm_bisect.spaces.profile import Profile
+from llm_bisect.spaces.yaml_limits import compose_files, content
 
 _MARKS = ("user.xdg.origin.url", "user.xdg.referrer.url", "com.apple.quarantine")
 _SOCKETS = ("docker.sock", "containerd.sock", "podman.sock")
 
 
 def needs_trust(profile: Profile) -> str | None:
-    """Why this profile must be shown and accepted before it starts anything; None where it need not be."""
+    """Why this profile must be shown and accepted before it starts anything; None where it need not be. What
+    its compose file includes or extends counts as a part of it. Raises UsageProblem."""
     files = _files(profile)
     reason = next((r for f in files if (r := _downloaded(f)) is not None), None)
     return None if reason is None or _digest(files) in _accepted() else reason
@@ -73,7 +75,8 @@ def accept(profile: Profile) -> None:
 
 def _files(profile: Profile) -> list[Path]:
     composes = [Path(str(launch["compose"])) for launch in profile.launches.values() if launch.get("compose")]
-    return [p for p in dict.fromkeys((profile.path, *composes)) if p is not None and p.is_file()]
+    parts = [part for compose in composes for part in compose_files(compose)]
+    return [p for p in dict.fromkeys((profile.path, *parts)) if p is not None and p.is_file()]
 
 
 def _downloaded(path: Path) -> str | None:
@@ -106,7 +109,7 @@ def _packaged() -> list[Path]:
 
 def _digest(files: list[Path]) -> str:
     """Of the files' bytes, so that neither a copy nor another folder asks again, and every edit does."""
-    parts = [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+    parts = [hashlib.sha256(content(f)).hexdigest() for f in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
