@@ -107,7 +107,7 @@ def test_a_spent_budget_prints_its_bracket(
     ran = bisect_cli(*argv, "--max-boots", "1")
     assert ran.code == 3, ran.err
     assert (ran.json["status"], ran.json["cost"]["boots"]) == ("budget-spent", 1)
-    assert "1 boots of 1" in ran.json["why"]
+    assert "1 of 1 boots spent" in ran.json["why"]
     assert ran.json["answer"]["last_pass"] == 20_000
     assert (ran.json["answer"]["recommended"], ran.json["answer"]["unconfirmed"]) == (None, 20_000)
     resumed = bisect_cli("resume", "s", "--json")
