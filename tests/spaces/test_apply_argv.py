@@ -11,6 +11,7 @@ from llm_bisect.spaces.argv import (
     expand,
     find_flag,
     flag_variable,
+    is_flag,
     normalised,
     remove_flag,
     script_commands,
@@ -177,3 +178,41 @@ def test_setting_is_read_back_and_removing_removes(flags: list[tuple[str, str, b
     assert find_flag(gone, spellings) is None
     for other in ("--a", "--e"):
         assert find_flag(gone, (other,)) == find_flag(words, (other,))
+
+
+ODD = st.one_of(
+    st.text(max_size=8),
+    st.from_regex(r"-?[0-9]{0,3}\.?[0-9]{0,3}", fullmatch=True),
+    st.sampled_from(
+        ["on", "TRUE", "-", "--", "=", "$@", "a=b", "-1", '{"b": 1, "a": [2 ]}', "--b_c", "--b-c=1", "-d"]
+    ),
+)
+WORDS = st.lists(ODD, max_size=7).filter(lambda words: script_of(words) is None)
+
+
+@given(WORDS, ODD.filter(lambda value: not is_flag(value)))
+def test_any_words_at_all(words: list[str], value: str) -> None:
+    """Property: whatever the words are, a value that is set is read back, and once removed is gone."""
+    spellings = ("--b-c", "-d")
+    assert find_flag(set_flag((), words, spellings, value), spellings) == value
+    assert find_flag(remove_flag((), words, spellings), spellings) is None
+
+
+@given(st.lists(ODD, max_size=7), st.lists(ODD, max_size=2))
+def test_the_normal_form_is_its_own(words: list[str], values: list[str]) -> None:
+    """Property: what is normal stays so, and one form has one normal form."""
+    normal = normalised(["serve", *words, *values])
+    assert normalised([word for unit in normal for word in unit]) == normal
+
+
+@given(st.text(max_size=120), st.lists(ODD, max_size=4))
+def test_any_script_is_read_and_left_alone(text: str, words: list[str]) -> None:
+    """Property: no text breaks the reader; setting and removing keep the script's bytes."""
+    argv = ["bash", "-c", text, "--", *words]
+    find_flag(argv, LEN, {"A": "1"})
+    flag_variable(argv, LEN)
+    normalised(argv)
+    assert set_flag((), argv, LEN, "5")[:4] == tuple(argv[:4])
+    assert remove_flag((), argv, LEN)[:4] == tuple(argv[:4])
+    passing = ["bash", "-c", 'exec vllm serve m --max-model-len 4 "$@"', "--", *words]
+    assert find_flag(set_flag((), passing, LEN, "5"), LEN) == "5"

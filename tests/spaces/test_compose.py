@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -34,7 +35,7 @@ def real_compose(monkeypatch: pytest.MonkeyPatch) -> None:
         compose_command()
     except EnvironmentProblem as problem:
         pytest.skip(f"{problem.message} ({problem.hint})")
-    for name in ("A", "B", "CTX", "NEED", "COMPOSE_PROFILES", "COMPOSE_PROJECT_NAME"):
+    for name in ("A", "B", "C", "X", "CTX", "NEED", "COMPOSE_PROFILES", "COMPOSE_PROJECT_NAME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -259,11 +260,38 @@ def test_the_value_of_a_variable(write: Write, tmp_path: Path, monkeypatch: pyte
     file = write("services:\n  s:\n    image: i\n    command: ['${CTX:-${B:-4096}}', '${A}', '${X:-a$B}']\n")
     assert variable_value(file, "CTX") == "4096"
     assert variable_value(file, "A") is None
-    assert variable_value(file, "X") is None
+    assert variable_value(file, "X") == "a"
     (tmp_path / ".env").write_text("B=77\nA=a b\n", encoding="utf-8")
-    assert (variable_value(file, "CTX"), variable_value(file, "A")) == ("77", "a b")
+    assert [variable_value(file, name) for name in ("CTX", "A", "X")] == ["77", "a b", "a77"]
     monkeypatch.setenv("CTX", "9")
     assert variable_value(file, "CTX") == "9"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "${A:-${B:-x}}",
+        "${A:-${B:-${A:-x}}}",
+        "${A:-${B:-x}${C:-y}}",
+        "${A:-a${B:-c}d}",
+        "${A-d}",
+        "${A:-$$x}",
+        '${A:-{"k": "${B:-v}"}}',
+        "${A:-a 'b' # c: d}",
+        "${A:-${B+set}}z",
+        "${A:-\\n}",
+    ],
+)
+@pytest.mark.parametrize("env_file", [None, "B=from b\n", "A='two words'\nB=\n", 'A="two\\nlines"\n'])
+def test_a_variable_is_what_compose_puts_in_its_place(
+    write: Write, tmp_path: Path, written: str, env_file: str | None
+) -> None:
+    """However defaults nest, are put together or lead back to where they began."""
+    if env_file is not None:
+        (tmp_path / ".env").write_text(env_file, encoding="utf-8")
+    file = write(json.dumps({"services": {"s": {"image": "i", "command": [written]}}}))
+    placed = read_service(file, None, {}).command[0]
+    assert (variable_value(file, "A") or "") + ("z" if written.endswith("z") else "") == placed
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,3 +173,30 @@ def test_a_mount_that_cannot_be_read(tmp_path: Path) -> None:
     assert content_hash(missing) == f"{missing} (No such file or directory)"
     assert len(_mounting(missing)) == 16
     assert _mounting(missing) != _mounting(tmp_path / "other")
+
+
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    """Pipes and devices count by their place: reading one would wait, or go on, for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        assert content_hash(path) == f"{path} (no regular file)"
+    before = content_hash(tmp_path)
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    assert content_hash(tmp_path) != before
+
+
+def test_large_trees_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many files count by their names and sizes, a whole system's by their place alone."""
+    for number in range(5):
+        (tmp_path / f"{number}").write_bytes(b"12345678")
+    monkeypatch.setattr(identity, "SMALL_BYTES", 10)
+    read = content_hash(tmp_path)
+    monkeypatch.setattr(identity, "_MOST_HEADS", 4)
+    sizes = content_hash(tmp_path)
+    assert sizes != read
+    (tmp_path / "0").write_bytes(b"87654321")
+    assert content_hash(tmp_path) == sizes
+    (tmp_path / "0").write_bytes(b"123456789")
+    assert content_hash(tmp_path) != sizes
+    monkeypatch.setattr(identity, "_MOST_FILES", 4)
+    assert content_hash(tmp_path) == f"{tmp_path} (more than 4 files)"

@@ -150,6 +150,20 @@ def test_accepted_once_until_it_changes(profile: Make, tmp_path: Path) -> None:
     assert needs_trust(made) is None
 
 
+def test_what_a_compose_file_includes_is_a_part_of_it(profile: Make, tmp_path: Path) -> None:
+    """An edit there asks again, and a part from the download folder makes the whole a downloaded one."""
+    downloads = tmp_path / "Downloads"
+    downloads.mkdir()
+    part = downloads / "base.yml"
+    part.write_text("services: {t: {image: 'vllm/vllm-openai:1'}}\n", encoding="utf-8")
+    made = profile(compose=f"services: {{s: {{extends: {{file: {part}, service: t}}}}}}\n")
+    assert needs_trust(made) == "base.yml lies in the download folder"
+    accept(made)
+    assert needs_trust(made) is None
+    part.write_text("services: {t: {image: 'vllm/vllm-openai:1', privileged: true}}\n", encoding="utf-8")
+    assert needs_trust(made) == "base.yml lies in the download folder"
+
+
 @pytest.mark.parametrize("text", ["no json", "[]", '{"accepted": 1}'])
 def test_a_broken_memory_accepts_nothing(profile: Make, tmp_path: Path, text: str) -> None:
     """Asked again, and written anew."""

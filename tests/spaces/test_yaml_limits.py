@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,10 @@ def needs_compose() -> None:
 
 LETTERS = "abcdefghi"
 LISTS = "x-a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"x-{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
-    for old, new in zip(LETTERS, LETTERS[1:], strict=False)
+    f"x-{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise(LETTERS)
 )
 MERGES = "x-a: &a {k: v}\n" + "".join(
-    f"x-{new}: &{new}\n  <<: [{', '.join([f'*{old}'] * 9)}]\n"
-    for old, new in zip(LETTERS, LETTERS[1:], strict=False)
+    f"x-{new}: &{new}\n  <<: [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise(LETTERS)
 )
 SERVICE = "services: {{s: {{image: vllm/vllm-openai, {key}: *i}}}}\n"
 BOMBS = {
@@ -117,8 +116,8 @@ def test_weights_given_as_a_profile(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     with file.open("wb") as stream:
         stream.write(b"GGUF\0")
-        stream.truncate(64 << 30)
-    with pytest.raises(UsageProblem, match=r"model\.gguf has 67,108,864 KiB"):
+        stream.truncate(1 << 30)
+    with pytest.raises(UsageProblem, match=r"model\.gguf has 1,048,576 KiB"):
         load_profile(str(file))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 import threading
@@ -11,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_bisect.model import EnvironmentProblem, Launch, UsageProblem
+from llm_bisect.model import EnvironmentProblem, Launch
 from llm_bisect.runners.override import ref_of
-from llm_bisect.spaces.compose import compose_command, compose_environment
+from llm_bisect.spaces.compose import compose_command, compose_environment, read_config
 
 _POLL_S = 0.05
 
@@ -44,36 +43,10 @@ def _version(argv: Sequence[str]) -> str:
 def read_base(launch: Launch) -> Mapping[str, Any]:
     """The user's compose file as Compose resolves it for the user's own project and the launch's variables.
 
-    Raises UsageProblem with Compose's words where it refuses the file.
+    Raises UsageProblem with Compose's words where it refuses the file, EnvironmentProblem where it hangs.
     """
     ref = ref_of(launch)
-    argv = [
-        *compose_command(),
-        "-p",
-        ref.project,
-        "--profile",
-        "*",
-        "-f",
-        ref.file,
-        "config",
-        "--format",
-        "json",
-    ]
-    done = subprocess.run(
-        argv,
-        capture_output=True,
-        text=True,
-        cwd=Path(ref.file).parent,
-        env=compose_environment(ref.file, ref.variables),
-        timeout=60,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise UsageProblem(
-            f"{ref.file}: {_last_words(done.stderr)}", hint="docker compose config shows the same"
-        )
-    found: Mapping[str, Any] = json.loads(done.stdout)
-    return found
+    return read_config(ref.file, ref.variables, project=ref.project)
 
 
 def up(

@@ -21,7 +21,7 @@ _NO_ENV: Mapping[str, str] = {}
 _VARIABLE = re.compile(
     r"\$(?:\{(?P<braced>\w+)(?:(?P<how>:?[-=])(?P<default>[^{}]*))?\}|(?P<plain>[A-Za-z_]\w*))"
 )
-_NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)")
+_NUMBER = re.compile(r"-?(?=.{1,20}$)(?:\d+\.?\d*|\.\d+)", re.ASCII)  # longer ones would be rounded
 _SWITCH_WORDS = ("on", "off", "true", "false", "0", "1", "auto")
 
 
@@ -235,6 +235,6 @@ def _plain(word: str) -> str:
     if word[:1] in ("{", "["):
         try:
             return json.dumps(json.loads(word), sort_keys=True)
-        except ValueError:
+        except (ValueError, RecursionError):
             return word
     return format(Decimal(word).normalize(), "f") if _NUMBER.fullmatch(word) else word

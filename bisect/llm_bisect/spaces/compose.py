@@ -22,6 +22,7 @@ from llm_bisect.model import EnvironmentProblem, UsageProblem
 from llm_bisect.spaces.compose_errors import refusal
 from llm_bisect.spaces.compose_service import ComposeService, parse_service
 from llm_bisect.spaces.yaml_limits import check_size, compose_files
+from llm_bisect.spaces.yaml_text import as_json
 
 __all__ = [
     "ComposeService",
@@ -29,6 +30,7 @@ __all__ = [
     "compose_command",
     "compose_environment",
     "compose_variables",
+    "read_config",
     "read_service",
     "read_services",
     "service_names",
@@ -94,7 +96,7 @@ def read_service(file: str, service: str | None, variables: Mapping[str, str]) -
 def read_services(file: str, variables: Mapping[str, str]) -> dict[str, ComposeService]:
     """Every service of the file, those with `profiles:` too; at least one. Raises UsageProblem,
     EnvironmentProblem."""
-    config = _config(file, variables)
+    config: dict[str, Any] = _unescape(read_config(file, variables))
     services: dict[str, Any] = config.get("services") or {}
     if not services:
         raise UsageProblem(f"{file} has no services", hint="give a compose file that has one")
@@ -122,15 +124,17 @@ def variable_value(file: str, name: str) -> str | None:
     offered = compose_variables(file).get(name)
     default = (offered.default if offered is not None else None) or ""
     service = {"image": "none", "labels": {"value": f"${{{name}:-{default}}}"}}
-    text = json.dumps({"services": {"value": service}})  # Compose resolves it: defaults nest
+    text = as_json({"services": {"value": service}})  # Compose resolves it: defaults nest
     config = json.loads(_cached(file, ("config", "--format", "json"), {}, text))
     return str(_unescape(config["services"]["value"]["labels"]["value"])) or None
 
 
-def _config(file: str, variables: Mapping[str, str]) -> dict[str, Any]:
-    """`docker compose config` as JSON, every service included, `$$` as `$`."""
-    text = _cached(file, ("--profile", "*", "config", "--format", "json"), variables)
-    found: dict[str, Any] = _unescape(json.loads(text))
+def read_config(file: str, variables: Mapping[str, str], *, project: str | None = None) -> dict[str, Any]:
+    """The whole file as `docker compose config` prints it, every service included; `$$` stays `$$`, as a file
+    that is made from it needs. Raises UsageProblem with Compose's own sentence, EnvironmentProblem."""
+    named = ("-p", project) if project else ()
+    text = _cached(file, (*named, "--profile", "*", "config", "--format", "json"), variables)
+    found: dict[str, Any] = json.loads(text)
     return found
 
 

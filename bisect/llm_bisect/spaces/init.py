@@ -13,6 +13,7 @@ from llm_bisect.model.secrets import is_secret_name, mask_secrets
 from llm_bisect.spaces.init_find import Found, FoundAxis, FoundToggle, look
 from llm_bisect.spaces.node import Loader
 from llm_bisect.spaces.reading import text_of
+from llm_bisect.spaces.yaml_text import as_json, one_line
 
 _FILE_STEMS = ("compose", "docker-compose")
 _DEFAULT_TARGET_TOKENS = 8_000
@@ -30,7 +31,7 @@ def profile_from_compose(file: Path, service: str | None = None) -> str:
     """
     path = file.expanduser().absolute()
     found = look(str(path), service)
-    return "\n".join(_lines(path, found)) + "\n"
+    return "\n".join(one_line(line) for line in _lines(path, found)) + "\n"
 
 
 def _lines(path: Path, found: Found) -> Iterator[str]:
@@ -79,7 +80,7 @@ def _probe(found: Found) -> Iterator[str]:
 
 def _axis(one: FoundAxis) -> Iterator[str]:
     own = "not set in the file" if one.own is None else f"the file has {mask_secrets(one.own)}"
-    yield f"  {_scalar(one.axis.name)}: # {own}".replace("\n", " ")
+    yield f"  {_scalar(one.axis.name)}: # {own}"
     if one.variable is not None:
         yield f"    apply: {{variable: {_scalar(one.variable)}}}"
     if one.axis.choices:
@@ -103,14 +104,16 @@ def _own_label(text: str) -> str:
 
 
 def _own_payload(text: str) -> object:
+    """JSON as a mapping where YAML gives back the same (it has no NaN, and reads 1e-5 as text)."""
     try:
-        return json.loads(text) if text.startswith("{") else text
-    except ValueError:
+        payload = json.loads(text) if text.startswith("{") else text
+        return payload if yaml.load(_payload(payload), Loader=Loader) == payload else text  # noqa: S506
+    except (ValueError, RecursionError, yaml.YAMLError):
         return text
 
 
 def _payload(payload: object) -> str:
-    return json.dumps(payload) if isinstance(payload, dict | list) else _scalar(text_of(payload))
+    return as_json(payload) if isinstance(payload, dict | list) else _scalar(text_of(payload))
 
 
 def grid_around(one: FoundAxis) -> str:
@@ -155,13 +158,13 @@ def _others(found: Found) -> Iterator[str]:
     for name, variable in found.others.items():
         default = "***" if is_secret_name(name) and variable.default else variable.default
         said = "required" if variable.required else f"default {default}" if default else "no default"
-        yield f"#   {name}: {mask_secrets(said)}".replace("\n", " ")
+        yield f"#   {name}: {mask_secrets(said)}"
 
 
 def _scalar(text: str) -> str:
     """Text as YAML, in quotes where it would be read as anything else."""
     try:
         is_plain = _PLAIN.fullmatch(text) is not None and yaml.load(text, Loader=Loader) == text  # noqa: S506
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         is_plain = False
-    return text if is_plain else json.dumps(text, ensure_ascii=False)
+    return text if is_plain else as_json(text)

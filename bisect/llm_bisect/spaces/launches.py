@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -132,7 +133,7 @@ def _container_port(profile: Profile, service: ComposeService) -> int:
     """The port that the engine listens on: its own flag, else the one that is published, else its default."""
     words = (*(service.entrypoint or ()), *service.command)
     flag = find_flag(words, profile.engine.port_flags, service.env)
-    if flag and flag.isdigit():
+    if flag and re.fullmatch(r"[0-9]{1,5}", flag):
         return int(flag)
     return service.ports[0] if len(set(service.ports)) == 1 else profile.engine.port
 

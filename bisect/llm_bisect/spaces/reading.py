@@ -14,7 +14,7 @@ from llm_bisect.spaces.profile import Axis
 
 ON_TEXTS = ("1", "true", "on", "yes")
 _OFF_TEXTS = ("", "0", "false", "off", "no")
-_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[kKmMgG]?)")
+_AMOUNT = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)(?P<unit>[kKmMgG]?)")
 # As engines read lengths: small letters are decimal, capitals binary.
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -113,7 +113,7 @@ def _same(payload: object, text: str | None) -> bool:
     if isinstance(payload, dict | list):
         try:
             return bool(json.loads(text) == payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     return text_of(payload) == text or _number(text_of(payload)) == _number(text) is not None
 
