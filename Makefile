@@ -8,6 +8,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 # Arguments for pytest, e.g. make test ARGS="tests/search -x"; with them the coverage floor is not checked.
 ARGS ?=
+# Workers of make test: many tests wait for engines, so a little more than the cores.
+WORKERS ?= 3
 PURE := spaces search journal model
 PURE_FLOOR := 95
 PURE_FILES := $(shell echo $(PURE) | sed -E 's|([a-z]+)|*/llm_bisect/\1/*|g; s| |,|g')
@@ -32,7 +34,7 @@ test: ## All tests, and the coverage floor of the pure rooms (as root: Docker te
 	@bash scripts/docker_for_tests.sh
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist load --cov=llm_bisect --cov-report=
 	@$(FLOORS)
 else
 	$(BIN)/python -m pytest $(ARGS)
