@@ -121,7 +121,7 @@ def _remove_all(daemon: Daemon) -> None:
 
     with contextlib.suppress(Exception):
         client = docker.DockerClient(base_url=daemon.host, timeout=30)
-        for container in client.containers.list(all=True):
+        for container in client.containers.list(all=True, ignore_removed=True):
             container.remove(force=True)
         client.networks.prune()
         client.close()

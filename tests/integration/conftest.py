@@ -41,15 +41,3 @@ def _with_flags(command: Sequence[str], flags: dict[str, str]) -> list[str]:
     for flag, value in flags.items():
         words[words.index(flag) + 1] = value
     return words
-
-
-def our_containers(docker_host: str) -> list[str]:
-    """Names of all containers that carry our label."""
-    import docker
-
-    client = docker.DockerClient(base_url=docker_host)
-    try:
-        found = client.containers.list(all=True, filters={"label": "llm-bisect.study"})
-        return [c.name or "" for c in found]
-    finally:
-        client.close()

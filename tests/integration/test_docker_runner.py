@@ -80,7 +80,10 @@ def complete(engine: Engine, tokens: int) -> int:
 def ours(client: docker.DockerClient) -> list[Any]:
     """Containers and networks with a label of ours."""
     chosen: dict[str, Any] = {"label": "llm-bisect.study"}
-    return [*client.containers.list(all=True, filters=chosen), *client.networks.list(filters=chosen)]
+    return [
+        *client.containers.list(all=True, ignore_removed=True, filters=chosen),
+        *client.networks.list(filters=chosen),
+    ]
 
 
 def test_boot_serve_and_stop_leave_nothing(
@@ -239,7 +242,10 @@ def test_adopt_keeps_the_living_boot_and_removes_the_rest(
         assert adopted.state().running
         adopted.stop()
         assert (
-            docker_host.client.containers.list(all=True, filters={"label": f"llm-bisect.study={study}"}) == []
+            docker_host.client.containers.list(
+                all=True, ignore_removed=True, filters={"label": f"llm-bisect.study={study}"}
+            )
+            == []
         )
     finally:
         stranger.remove(force=True)

@@ -115,7 +115,9 @@ def test_the_ceiling_is_the_ladders(
     assert answer["recommended"] is not None and answer["confirmed"]["passes"] >= 2
     killed = [p for c in ran.json["candidates"] for p in c["probes"] if p["outcome"] == "host_oom_killed"]
     assert killed
-    assert not docker_host.client.containers.list(all=True, filters={"label": "llm-bisect.study"})
+    assert not docker_host.client.containers.list(
+        all=True, ignore_removed=True, filters={"label": "llm-bisect.study"}
+    )
 
 
 @pytest.mark.docker

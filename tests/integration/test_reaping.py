@@ -85,7 +85,7 @@ def test_killed_while_docker_boots(kind: str, dockerd: Any, tiny_image: str, tmp
     chosen = {"label": f"llm-bisect.study={study}"}
 
     def left() -> list[object]:
-        containers = dockerd.client.containers.list(all=True, filters=chosen)
+        containers = dockerd.client.containers.list(all=True, ignore_removed=True, filters=chosen)
         return [*containers, *dockerd.client.networks.list(filters=chosen), *procs.find(study)]
 
     for moment_s in MOMENTS_S:
