@@ -34,7 +34,7 @@ test: ## All tests, and the coverage floor of the pure rooms (as root: Docker te
 	@bash scripts/docker_for_tests.sh
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/coverage erase
-	$(BIN)/python -m pytest -n $(WORKERS) --dist load --cov=llm_bisect --cov-report=
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov=llm_bisect --cov-report=
 	@$(FLOORS)
 else
 	$(BIN)/python -m pytest $(ARGS)

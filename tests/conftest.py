@@ -43,6 +43,11 @@ class OwnDocker:
     env: dict[str, str]
     client: docker.DockerClient
 
+    def ours(self, label: str = "llm-bisect.study") -> list[Any]:
+        """All containers with that label, whatever their state."""
+        # one that goes while it is listed is no error
+        return list(self.client.containers.list(all=True, ignore_removed=True, filters={"label": label}))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def model_cache() -> Iterator[Path]:

@@ -271,12 +271,7 @@ def test_an_image_that_is_missing(docker_host: Any, tmp_path: Path, refused: Cal
         *(asked(path, runner="docker"), ENVIRONMENT, "vllm/vllm-openai:v0.0.1-not-here", "--allow-pull"),
         env=env,
     )
-    assert (
-        docker_host.client.containers.list(
-            all=True, ignore_removed=True, filters={"label": "llm-bisect.study"}
-        )
-        == []
-    )
+    assert docker_host.ours() == []
 
 
 def process_profile(path: Path, **launch: Any) -> Path:

@@ -80,10 +80,8 @@ def complete(engine: Engine, tokens: int) -> int:
 def ours(client: docker.DockerClient) -> list[Any]:
     """Containers and networks with a label of ours."""
     chosen: dict[str, Any] = {"label": "llm-bisect.study"}
-    return [
-        *client.containers.list(all=True, ignore_removed=True, filters=chosen),
-        *client.networks.list(filters=chosen),
-    ]
+    containers = client.containers.list(all=True, ignore_removed=True, filters=chosen)
+    return [*containers, *client.networks.list(filters=chosen)]
 
 
 def test_boot_serve_and_stop_leave_nothing(
@@ -241,12 +239,7 @@ def test_adopt_keeps_the_living_boot_and_removes_the_rest(
         assert runner.adopt(study, None) is None, "an engine in use is left alone"
         assert adopted.state().running
         adopted.stop()
-        assert (
-            docker_host.client.containers.list(
-                all=True, ignore_removed=True, filters={"label": f"llm-bisect.study={study}"}
-            )
-            == []
-        )
+        assert docker_host.ours(f"llm-bisect.study={study}") == []
     finally:
         stranger.remove(force=True)
         other.remove(force=True)

@@ -44,9 +44,7 @@ def argv_of(profile: Path, runner: str, study: str) -> list[str]:
 def wait_until_gone(docker_host: Any) -> None:
     """The reaper removes what a killed bisect left, within seconds."""
     deadline_s = time.monotonic() + WAIT_S
-    while docker_host.client.containers.list(
-        all=True, ignore_removed=True, filters={"label": "llm-bisect.study"}
-    ):
+    while docker_host.ours():
         assert time.monotonic() < deadline_s, "a killed bisect left a container"
         time.sleep(0.1)
 

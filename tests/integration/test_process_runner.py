@@ -22,7 +22,7 @@ from llm_bisect.runners import cgroup, procs
 from llm_bisect.runners.process_runner import ProcessRunner
 from llm_bisect.runners.protocol import BootFailure, BootOrder, Engine
 
-pytestmark = pytest.mark.llama
+pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("cgroups")]
 
 needs_cgroup = pytest.mark.skipif(
     not cgroup.available(), reason="no memory cgroup can be made here (root, or a delegated one)"

@@ -115,9 +115,7 @@ def test_the_ceiling_is_the_ladders(
     assert answer["recommended"] is not None and answer["confirmed"]["passes"] >= 2
     killed = [p for c in ran.json["candidates"] for p in c["probes"] if p["outcome"] == "host_oom_killed"]
     assert killed
-    assert not docker_host.client.containers.list(
-        all=True, ignore_removed=True, filters={"label": "llm-bisect.study"}
-    )
+    assert not docker_host.ours()
 
 
 @pytest.mark.docker
@@ -150,6 +148,7 @@ def test_the_largest_ubatch_that_survives(
 
 @pytest.mark.llama
 @pytest.mark.slow
+@pytest.mark.xdist_group("cgroups")
 def test_the_same_profile_as_a_process(
     llama_server: Path, tiny_profile: Callable[..., Path], bisect_cli: Callable[..., Any]
 ) -> None:

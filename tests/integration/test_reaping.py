@@ -15,7 +15,7 @@ from llm_bisect.model import EnvironmentProblem
 from llm_bisect.runners import cgroup, procs
 from llm_bisect.spaces.compose import compose_command
 
-pytestmark = [pytest.mark.llama, pytest.mark.slow]
+pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.xdist_group("cgroups")]
 
 BOOT = """
 import sys, threading
@@ -35,7 +35,7 @@ else:
 runner = make_runner("process" if kind == "process" else "docker")
 runner.preflight(launch)
 print("now", flush=True)
-runner.boot(BootOrder(study, "b1", launch, Path(log)), threading.Event())
+runner.boot(BootOrder(study, study, launch, Path(log)), threading.Event())
 threading.Event().wait()
 """
 
@@ -101,7 +101,7 @@ def test_killed_while_a_process_boots(llama_server: Path, tmp_path: Path) -> Non
     limit = "256" if cgroup.available() else "0"
 
     def left() -> list[object]:
-        return [*procs.find(study), *Path("/sys/fs/cgroup").rglob("llm-bisect-b1-*")]
+        return [*procs.find(study), *Path("/sys/fs/cgroup").rglob(f"llm-bisect-{study}-*")]
 
     for moment_s in MOMENTS_S:
         killed_at(moment_s, ["process", study, str(tmp_path / "b.log"), limit], dict(os.environ))

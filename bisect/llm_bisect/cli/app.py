@@ -36,6 +36,16 @@ JournalsOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 GpuOption = Annotated[list[str] | None, typer.Option("--gpu", help="GPU index or UUID (may be repeated).")]
+UntilOption = Annotated[str | None, typer.Option("--until", help="Local time to end at, e.g. 07:00.")]
+MaxHoursOption = Annotated[
+    float | None, typer.Option("--max-hours", min=0, help="Hours that this run may take.")
+]
+MaxBootsOption = Annotated[
+    int | None, typer.Option("--max-boots", min=1, help="Boots that this run may take.")
+]
+ReverifyOption = Annotated[
+    bool, typer.Option("--reverify", help="The machine changed: check both ends of the bracket again.")
+]
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's name, or the path of its journal.")
 ]
@@ -84,20 +94,14 @@ def ceiling(
     reserve_mib: Annotated[
         float | None, typer.Option("--reserve-mib", min=0, help="Memory kept free on top of the margin.")
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Local time to end at, e.g. 07:00.")] = None,
-    max_hours: Annotated[
-        float | None, typer.Option("--max-hours", min=0, help="Hours that this run may take.")
-    ] = None,
-    max_boots: Annotated[
-        int | None, typer.Option("--max-boots", min=1, help="Boots that this run may take.")
-    ] = None,
+    until: UntilOption = None,
+    max_hours: MaxHoursOption = None,
+    max_boots: MaxBootsOption = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the prompts' salts.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan with its times; boot nothing.")
     ] = False,
-    reverify: Annotated[
-        bool, typer.Option("--reverify", help="The machine changed: check both ends of the bracket again.")
-    ] = False,
+    reverify: ReverifyOption = False,
     trust: Annotated[
         bool, typer.Option("--trust", help="Accept a downloaded profile without asking.")
     ] = False,
@@ -134,16 +138,10 @@ def ceiling(
 def resume(
     study: StudyArgument,
     journals: JournalsOption = None,
-    until: Annotated[str | None, typer.Option("--until", help="Local time to end at, e.g. 07:00.")] = None,
-    max_hours: Annotated[
-        float | None, typer.Option("--max-hours", min=0, help="Hours that this run may take.")
-    ] = None,
-    max_boots: Annotated[
-        int | None, typer.Option("--max-boots", min=1, help="Boots that this run may take.")
-    ] = None,
-    reverify: Annotated[
-        bool, typer.Option("--reverify", help="The machine changed: check both ends of the bracket again.")
-    ] = False,
+    until: UntilOption = None,
+    max_hours: MaxHoursOption = None,
+    max_boots: MaxBootsOption = None,
+    reverify: ReverifyOption = False,
     json_output: JsonOption = False,
 ) -> int:
     """Go on with a study that was stopped, or that a crash ended."""
