@@ -12,8 +12,8 @@ from typing import Any
 
 from llm_bisect.model.secrets import is_secret_name, mask_text
 from llm_bisect.reports.compose_words import has_variable, split_words
-from llm_bisect.reports.override_yaml import Override
 from llm_bisect.reports.words import has_address
+from llm_bisect.spaces.compose_tags import Override
 
 _OTHER_HOME = re.compile(r"(?<![\w./-])(?:/home|/Users)/[\w.@-]+(?![\w.@-])")
 _ROOT_HOME = re.compile(r"^/root(?=/|$)")

@@ -7,13 +7,13 @@ home paths end up in the file that is passed on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from llm_bisect.model import UsageProblem
+from llm_bisect.spaces.compose_tags import Override, Reset, add_compose_tags
 
 MOST_NODES = 200_000  # anchors that expand to more are an attack or a mistake
 DEEPEST = 64
@@ -25,17 +25,6 @@ class Plain(str):
     """A scalar that was written without quotes: written back without quotes."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Override:
-    """Written as `!override value`: replaces what the base has instead of merging with it."""
-
-    value: Any
-
-
-class Reset:
-    """Written as `!reset null`: takes away what the base has."""
 
 
 def read_raw(path: Path) -> dict[str, Any]:
@@ -147,18 +136,6 @@ def _plain(dumper: yaml.SafeDumper, text: Plain) -> yaml.Node:
     return dumper.represent_scalar(_tag_of(dumper, str(text)), str(text))
 
 
-def _override(dumper: yaml.SafeDumper, tagged: Override) -> yaml.Node:
-    node = dumper.represent_data(tagged.value)
-    node.tag = "!override"
-    if isinstance(node, yaml.CollectionNode) and not node.value:
-        node.flow_style = True
-    return node
-
-
-def _reset(dumper: yaml.SafeDumper, _: Reset) -> yaml.Node:
-    return dumper.represent_scalar("!reset", "null")
-
-
 def _mapping(dumper: yaml.SafeDumper, mapping: dict[str, Any]) -> yaml.Node:
     node = dumper.represent_mapping("tag:yaml.org,2002:map", {})
     node.flow_style = not mapping
@@ -178,6 +155,5 @@ def _tag_of(dumper: yaml.SafeDumper, text: str) -> str:
 
 _Dumper.add_representer(str, _text)
 _Dumper.add_representer(Plain, _plain)
-_Dumper.add_representer(Override, _override)
-_Dumper.add_representer(Reset, _reset)
+add_compose_tags(_Dumper)
 _Dumper.add_representer(dict, _mapping)

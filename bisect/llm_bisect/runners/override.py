@@ -19,19 +19,9 @@ import yaml
 from llm_bisect.model import ComposeRef, Launch, UsageProblem
 from llm_bisect.runners import launching
 from llm_bisect.runners.binds import BindUse
+from llm_bisect.spaces.compose_tags import Override, Reset, add_compose_tags
 
 NETWORK = "llm-bisect"
-
-
-@dataclass(frozen=True)
-class Override:
-    """Written as `!override value`: replaces what the base has instead of merging with it."""
-
-    value: Any
-
-
-class Reset:
-    """Written as `!reset null`: takes away what the base has."""
 
 
 @dataclass(frozen=True)
@@ -302,18 +292,5 @@ def _string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
 
 
-def _override(dumper: yaml.SafeDumper, tagged: Override) -> yaml.Node:
-    node = dumper.represent_data(tagged.value)
-    node.tag = "!override"
-    if isinstance(node, yaml.CollectionNode) and not node.value:
-        node.flow_style = True
-    return node
-
-
-def _reset(dumper: yaml.SafeDumper, _: Reset) -> yaml.Node:
-    return dumper.represent_scalar("!reset", "null")
-
-
 _Dumper.add_representer(str, _string)
-_Dumper.add_representer(Override, _override)
-_Dumper.add_representer(Reset, _reset)
+add_compose_tags(_Dumper)
