@@ -27,7 +27,7 @@ from llm_bisect.model import (
     Progress,
     Values,
 )
-from llm_bisect.probing.classify import boot_facts, classify_boot
+from llm_bisect.probing.classify import boot_facts, classify_boot, classify_ready
 from llm_bisect.probing.prober import Prober
 from llm_bisect.runners.protocol import BootFailure, BootOrder, Engine, Runner
 from llm_bisect.search.plan import Ask, Done
@@ -256,12 +256,24 @@ class Driver:
             if not self.state.observations:
                 raise
             return None
-        found = boot_facts(self.profile.engine, self.engine.log_text())
+        log = self.engine.log_text()
+        found = boot_facts(self.profile.engine, log)
+        outcome, evidence = classify_ready(self.profile.engine, log, wants_gpu=launch.wants_gpu)
+        if outcome is not Outcome.PASS:  # it answers, but not as asked: on the CPU, say
+            self.engine.stop()
+            self.engine = None
+            self._boot_failed(probe, boot_id, outcome, evidence, found, self.runner.clock.now_s() - began_s)
+            return None
         memory = self.engine.memory()
+        caches: Mapping[str, bool] = getattr(self.engine, "warm_caches", {})
         finished = {
             "boot": boot_id,
             "outcome": Outcome.PASS.value,
-            "facts": {**found.facts, **self.served(self.engine)},
+            "facts": {
+                **found.facts,
+                **self.served(self.engine),
+                **({"caches_warm": all(caches.values())} if caches else {}),
+            },
             "warnings": list(found.warnings),
             "wall_s": round(self.runner.clock.now_s() - began_s, 3),
             "free_mib": round(memory.free_mib, 1) if memory else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -374,3 +374,20 @@ def test_a_boot_that_outlived_a_crash_is_adopted(path: Path, lives: bool) -> Non
     state = again.run()
     assert state.status == "answered"
     assert answer_of(state, PLAN)["recommended"] == 0.93
+
+
+def test_an_engine_that_fell_back_to_the_cpu_is_trouble(path: Path) -> None:
+    """A launch that wants a GPU and an engine that serves without one: no verdict, the engine is stopped."""
+    runner = FakeRunner()
+    driver = opened(make_driver(path, runner, FakeProber()))
+    driver.resolve = lambda values: replace(resolve(values), wants_gpu=True)
+    lost = "warning: no usable GPU found, --gpu-layers option will be ignored\n"
+    log_text = FakeEngine.log_text
+    FakeEngine.log_text = lambda self, since=0: lost  # type: ignore[method-assign, assignment]
+    try:
+        state = driver.run()
+    finally:
+        FakeEngine.log_text = log_text  # type: ignore[method-assign]
+    assert state.status == "environment"
+    assert {t.outcome for t in state.trials} == {Outcome.INFRA} and not state.observations
+    assert not any(e.running for e in runner.engines)
