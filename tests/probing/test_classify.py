@@ -314,3 +314,20 @@ def test_hostile_logs_are_read_in_bounded_time(kind: str) -> None:
 def test_only_the_end_of_a_huge_log_is_read() -> None:
     """A cause 5 MiB before the end is not looked for; the end is."""
     assert boot(OOM + "INFO nothing\n" * 500_000)[0] is Outcome.ENGINE_CRASHED
+
+
+def test_a_container_that_somebody_removed_is_trouble() -> None:
+    """Removed behind our back: nothing crashed, and the candidate is not blamed."""
+    outcome, proof = classify_probe(
+        load_engine("llamacpp"),
+        http_status=None,
+        http_body="",
+        stream_error=None,
+        client_error="connection_reset",
+        state=EngineState(
+            running=False, status="removed", error="the container is gone: somebody removed it"
+        ),
+        log="srv  llama_server: listening on http://0.0.0.0:8080\n",
+    )
+    assert (outcome, proof.rule) == (Outcome.INFRA, "removed_by_somebody")
+    assert "somebody removed it" in proof.lines[0]

@@ -461,3 +461,17 @@ def test_no_progress_is_told_without_a_reader(engine: Any, server: Any, clock: A
     seen: list[Progress] = []
     probe(engine, clock, on_progress=lambda progress, memory: seen.append(progress))
     assert seen and {progress.total_tokens for progress in seen} == {2000}
+
+
+def test_an_answer_of_nothing_is_void(engine: Any, server: Any, clock: Any) -> None:
+    """200 and [DONE], without text or a count: nothing was measured."""
+
+    def behave(handler: Any, prompt: str, number: int) -> None:
+        handler.start()
+        handler.chunk("data: [DONE]\n\n")
+        handler.close_stream()
+
+    server.behave = behave
+    result = probe(engine, clock, shape="prefill")
+    assert result.outcome is Outcome.VOID
+    assert result.evidence.rule == "empty_answer"

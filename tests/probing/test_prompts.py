@@ -139,3 +139,10 @@ def test_less_than_eight_tokens_is_refused() -> None:
     """There is no room for a salt."""
     with pytest.raises(ValueError, match="8 tokens"):
         PromptMaker(by_byte).make(7, salt="s", depths=())
+
+
+@pytest.mark.parametrize("ids", [[], [1], [7, 7, 7, 7]])
+def test_a_tokenizer_that_lies_is_refused(ids: list[int]) -> None:
+    """No tokens, or one token for everything: no prompt can be made, and nothing spins."""
+    with pytest.raises(ValueError, match="came back as"):
+        PromptMaker(lambda text, special: list(ids)).make(2_000, salt="s", depths=())

@@ -408,3 +408,92 @@ def test_outcomes_all_have_a_place() -> None:
 
     for outcome in Outcome:
         assert (outcome is Outcome.PASS) + outcome.is_trouble + (outcome in BOUND_OF) == 1
+
+
+OUTCOMES = ["pass"] * 3 + [
+    "oom_probe",
+    "engine_crashed",
+    "hang",
+    "timeout_client",
+    "recall_failed",
+    "infra",
+    "slow",
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(["ordered", "prompt", "choices"]))
+def test_it_ends_whatever_happens(data: st.DataObject, kind: str) -> None:
+    """Any outcome at any ask, in any order: the policy comes to an end."""
+    asks = iter(range(10_000))
+    drawn = data.draw(st.lists(st.sampled_from(OUTCOMES), min_size=1, max_size=40))
+
+    def truth(
+        values: Mapping[str, Any], prompt: int, boot: int
+    ) -> tuple[str, str, float | None, dict[str, Any]]:
+        n = next(asks)
+        # after a while every length has one fixed fate, as a real rig has
+        outcome = drawn[n] if n < len(drawn) else ("pass" if prompt < 50_000 else "oom_probe")
+        return outcome, "probe", 900.0 if outcome == "pass" else None, {"context_tokens": 100_000}
+
+    plans = {
+        "ordered": mem_util_plan(),
+        "prompt": Plan("prompt", "prompt", 40_000),
+        "choices": Plan("kv-dtype", "choices", 40_000, own="a", points=("a", "b", "c")),
+    }
+    state, done = Rig(truth).run(plans[kind], limit=400)
+    assert done.status in ("answered", "no-feasible-point")
+    answer_of(state, plans[kind])
+
+
+def test_a_crash_whose_repeat_runs_out_of_memory_is_settled() -> None:
+    """One crash, then out of memory at the same length: the memory failure counts, the crash does not, and
+    it is not asked again for ever."""
+    seen: list[int] = []
+
+    def truth(_v: Mapping[str, Any], prompt: int, _b: int) -> tuple[str, str, float | None, dict[str, Any]]:
+        if prompt > 10_000:
+            seen.append(prompt)
+            return ("engine_crashed" if len(seen) == 1 else "oom_probe"), "probe", None, {}
+        return "pass", "probe", None, {}
+
+    plan = Plan("prompt", "prompt", 8_000, confirm=1)
+    state, _ = Rig(truth).run(plan)
+    answer = answer_of(state, plan)
+    assert answer["fail_outcome"] == "oom_probe" and answer["bound_by"] == "memory"
+    assert seen.count(12_000) == 2
+
+
+def test_two_flakes_at_two_lengths_are_not_one_failure() -> None:
+    """A crash that its repeat cleared does not make another crash, elsewhere, count at once."""
+    crashes = {12_000: 1, 18_000: 1}
+
+    def truth(_v: Mapping[str, Any], prompt: int, _b: int) -> tuple[str, str, float | None, dict[str, Any]]:
+        if crashes.get(prompt, 0):
+            crashes[prompt] -= 1
+            return "engine_crashed", "probe", None, {}
+        return ("pass" if prompt <= 30_000 else "oom_probe"), "probe", None, {"context_tokens": 100_000}
+
+    plan = Plan("prompt", "prompt", 8_000, confirm=1)
+    state, _ = Rig(truth).run(plan)
+    answer = answer_of(state, plan)
+    assert 29_000 <= answer["last_pass"] <= 30_000 and answer["fail_outcome"] == "oom_probe"
+
+
+def test_the_users_own_limit_is_named() -> None:
+    """Where max_prompt ends the line it is not the context that binds."""
+    plan = Plan("prompt", "prompt", 2_000, max_prompt_tokens=8_000, confirm=1)
+    truth = lambda _v, _p, _b: ("pass", "probe", None, {"context_tokens": 32_768})  # noqa: E731
+    state, _ = Rig(truth).run(plan)
+    answer = answer_of(state, plan)
+    assert (answer["last_pass"], answer["bound_by"]) == (8_000, "max_prompt")
+
+
+def test_a_target_beyond_the_context_is_not_sent() -> None:
+    """Axis prompt: once the context is known, no longer prompt is asked."""
+    plan = Plan("prompt", "prompt", 500_000, confirm=1)
+    truth = lambda _v, _p, _b: ("pass", "probe", None, {"context_tokens": 32_768})  # noqa: E731
+    rig = Rig(truth)
+    state, _ = rig.run(plan)
+    assert max(a.prompt_tokens for a in rig.asks) < 32_768
+    assert answer_of(state, plan)["bound_by"] == "context"

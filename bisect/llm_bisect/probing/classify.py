@@ -307,6 +307,8 @@ def _from_exit(state: EngineState, reading: _Reading, lines: list[str]) -> tuple
     asked = state.stopped_by_us or any(match.signature.id == "h.event_stop" for match in reading.host)
     if asked and signal in (9, 15):
         return Outcome.ABORTED, evidence("stopped_on_request", lines, facts, reading.considered)
+    if state.status == "removed" and not reading.echoes:
+        return Outcome.INFRA, evidence("removed_by_somebody", [state.error or "the container is gone"], facts)
     if signal == 9 and not reading.echoes:
         # the kernel without our limit's mark, or someone's kill: neither says a thing of the candidate
         facts["killed_for_memory"] = True

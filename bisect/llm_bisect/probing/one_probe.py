@@ -214,6 +214,10 @@ class Probe:
     def _worthless(self, first: Ending, sent: int) -> Evidence | None:
         """Why this measured nothing, if so."""
         counted, cached = first.answer.prompt_tokens, first.answer.cached_tokens
+        if counted is None and not first.answer.pieces and not first.answer.completion_tokens:
+            return evidence("empty_answer", ["the engine said that it was done, and nothing else"])
+        if counted is None:
+            self.notes.append("the engine did not say how many tokens it was sent")
         if counted is not None and abs(counted - sent) > WRONG_SHARE * sent:
             facts: dict[str, str | int | float | bool] = {"sent_tokens": sent, "counted_tokens": counted}
             return evidence("wrong_length", [f"{sent} tokens were sent, {counted} counted"], facts)

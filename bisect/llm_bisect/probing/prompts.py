@@ -53,6 +53,7 @@ _SENTENCES = (
 _MARGIN = 1.03  # the body is written this much too long and then cut
 _TAIL = 0.04  # the last share of the body is always filler, so that it can be cut
 _SAMPLE_CHARS = 4000
+LEAST_DIFFERENT = 3  # different tokens that any real tokenizer gives for that sample
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,10 @@ class PromptMaker:
     def _rate(self, rng: random.Random) -> float:
         if self._tokens_per_char is None:
             sample = _filler(_SAMPLE_CHARS, rng)
-            self._tokens_per_char = max(0.01, len(self._tokenize(sample, False)) / len(sample))
+            ids = self._tokenize(sample, False)
+            if len(set(ids)) < LEAST_DIFFERENT:
+                raise ValueError(f"a text of {len(sample):,} characters came back as {len(ids)} tokens")
+            self._tokens_per_char = max(0.01, len(ids) / len(sample))
         return self._tokens_per_char
 
     def _body(
@@ -141,6 +145,8 @@ class PromptMaker:
             self._tokens_per_char = rate
             text, _ = _text(wanted / rate, salt, needles, rng)
             ids = self._tokenize(text, True)
+        if not ids:
+            raise ValueError("the engine returned no tokens for a text")
         while len(ids) < wanted:
             # repeat a stretch of the last filler
             ids += ids[-max(1, min(wanted - len(ids), int(len(ids) * _TAIL))) :]

@@ -280,11 +280,18 @@ class _Watch:
 
     def _end(self, why: str) -> None:
         # it may have ended in this very moment: what was read completely counts
-        if self.stream.done.is_set() and self.stream.error is None and why != "aborted":
+        if why != "aborted" and self._has_ended() and self.stream.error is None:
             self.ending.progressing = None
         else:
             self.ending.client_error = why
         self.ending.ended_s = self.clock.now_s()
+
+    def _has_ended(self) -> bool:
+        """True where the answer was read to its end, though its thread may have a moment's work left: after
+        a suspend both are seen at once."""
+        with self.ending.answer.lock:
+            finished = self.ending.answer.finished
+        return self.stream.done.wait(1.0) if finished else self.stream.done.is_set()
 
 
 def _most(one: int | None, other: int | None) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from llm_bisect.journal.state import State, Trial
-from llm_bisect.model import AxisValue, Bound, margin_tier
+from llm_bisect.model import AxisValue, margin_tier
 from llm_bisect.search.ceiling import Line, best_choice, line_of
 from llm_bisect.search.observe import Candidate, bound_of, candidate
 from llm_bisect.search.plan import Plan
@@ -71,7 +71,7 @@ def _prompt_answer(plan: Plan, own: Candidate) -> dict[str, Any]:
         "lower_limit": None,
         "recommended": wanted.lo if shipped else None,
         "unconfirmed": wanted.lo if not shipped else None,
-        "bound_by": Bound.CONTEXT.value if at_context else _bound(failure),
+        "bound_by": own.cap_name(plan) if at_context else _bound(failure),
         **_margin(plan, own, wanted.lo or plan.target_tokens),
         "confirmed": _confirmed(plan, own, wanted.lo or plan.target_tokens),
     }
@@ -133,7 +133,7 @@ def _prompt_ceiling(plan: Plan, at: AxisValue, c: Candidate) -> dict[str, Any]:
         "last_pass": b.lo,
         "first_fail": b.hi,
         "fail_outcome": failure.outcome.value if failure else None,
-        "bound_by": Bound.CONTEXT.value if at_context else _bound(failure),
+        "bound_by": c.cap_name(plan) if at_context else _bound(failure),
         "boots": c.boots_passed(b.lo) if b.lo is not None else 0,
     }
 

@@ -104,6 +104,9 @@ def _first_fact(own: Candidate, plan: Plan) -> Ask | None:
     start = min(plan.start_tokens, plan.target_tokens)
     if not own.trials:
         return Ask(own.values, start, "first", "your own values, a short prompt: the first fact")
+    cap = own.context_tokens(plan)
+    if plan.kind == "prompt" and cap is not None and cap < plan.target_tokens:
+        return None  # the target does not fit: the search below begins with what does
     judged = own.passes_at(plan.target_tokens) or own.failures_at(plan.target_tokens)
     if not judged:
         return Ask(own.values, plan.target_tokens, "target", "your own values, the target prompt")
@@ -202,7 +205,13 @@ def _decide_prompt(state: State, plan: Plan, own: Candidate) -> Ask | Done:
         reason = f"longest prompt that keeps the margin of {plan.margin_mib:.0f} MiB"
         return Ask(own.values, tokens, "margin", reason)
     if wanted.lo is None:
-        return Done("answered", f"no prompt keeps the margin of {plan.margin_mib:.0f} MiB")
+        mixed = own.lengths(plan).lo is None
+        why = (
+            "passes and failures mix at every length: boots or probes of these values differ"
+            if mixed
+            else f"no prompt keeps the margin of {plan.margin_mib:.0f} MiB"
+        )
+        return Done("answered", why)
     done = own.boots_passed(wanted.lo)
     if done < plan.confirm:
         reason = f"confirmation of {wanted.lo:,} tokens on a fresh boot ({done + 1} of {plan.confirm})"

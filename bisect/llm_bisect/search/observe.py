@@ -30,18 +30,49 @@ class Candidate:
 
     @property
     def failures(self) -> tuple[Trial, ...]:
-        """Failures that count: a crash or a hang only when seen twice."""
-        flaky = [t for t in self.trials if t.outcome in NEEDS_REPEAT]
-        return tuple(t for t in self.trials if t.outcome in BOUND_OF and (t not in flaky or len(flaky) > 1))
+        """Failures that count: of crashes and hangs only those that a second one has confirmed."""
+        counted, _ = self._flakes
+        return tuple(
+            t
+            for t in self.trials
+            if t.outcome in BOUND_OF and (t.outcome not in NEEDS_REPEAT or t.probe in counted)
+        )
 
     @property
     def unrepeated(self) -> Trial | None:
-        """A single crash or hang that must be asked again before it counts."""
-        flaky = [t for t in self.trials if t.outcome in NEEDS_REPEAT]
-        if len(flaky) != 1:
-            return None
-        later = [t for t in self.passes if t.seq > flaky[0].seq and t.prompt_tokens >= flaky[0].prompt_tokens]
-        return None if later else flaky[0]
+        """A crash or hang that nothing has settled yet: it must be asked again before it counts."""
+        return self._flakes[1]
+
+    @property
+    def _flakes(self) -> tuple[frozenset[str], Trial | None]:
+        """(probes of the crashes and hangs that count, the first one that is not settled).
+
+        The next verdict that bears on its length settles it: a pass clears it, another crash or hang
+        confirms both, and any other failure stands in its place.
+        """
+        counted: set[str] = set()
+        open_flake: Trial | None = None
+        for trial in self.trials:
+            if trial.outcome not in NEEDS_REPEAT or trial.probe in counted:
+                continue
+            verdict = self._settling(trial)
+            if verdict is None:
+                open_flake = open_flake or trial
+            elif verdict.outcome in NEEDS_REPEAT:
+                counted |= {trial.probe, verdict.probe}
+        return frozenset(counted), open_flake
+
+    def _settling(self, flake: Trial) -> Trial | None:
+        for trial in self.trials:
+            if trial.seq <= flake.seq:
+                continue
+            if trial.outcome is Outcome.PASS:
+                bears = trial.prompt_tokens >= flake.prompt_tokens
+            else:
+                bears = trial.phase is Phase.BOOT or trial.prompt_tokens <= flake.prompt_tokens
+            if bears:
+                return trial
+        return None
 
     def passes_at(self, prompt_tokens: int) -> tuple[Trial, ...]:
         """Passes that prove this length: a pass of a longer prompt proves the shorter."""
@@ -85,6 +116,11 @@ class Candidate:
         if plan.max_prompt_tokens is not None:
             limits.append(plan.max_prompt_tokens)
         return max(1, min(limits)) if limits else None
+
+    def cap_name(self, plan: Plan) -> str:
+        """What ends the line where even the longest passes: the context, or the profile's max_prompt."""
+        cap = self.context_tokens(plan)
+        return "max_prompt" if cap is not None and cap == plan.max_prompt_tokens else Bound.CONTEXT.value
 
     def lengths(self, plan: Plan, margin_mib: float | None = None) -> LengthBracket:
         """The prompt bracket; with `margin_mib`, a pass that left less counts as a failure."""
