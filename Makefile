@@ -34,7 +34,8 @@ test: ## All tests, and the coverage floor of the pure rooms (as root: Docker te
 	@bash scripts/docker_for_tests.sh
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/coverage erase
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov=llm_bisect --cov-report=
+	$(BIN)/python -m pytest -m serial --cov=llm_bisect --cov-report=
+	$(BIN)/python -m pytest -m "not serial" -n $(WORKERS) --cov=llm_bisect --cov-report= --cov-append
 	@$(FLOORS)
 else
 	$(BIN)/python -m pytest $(ARGS)

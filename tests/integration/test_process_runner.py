@@ -22,7 +22,7 @@ from llm_bisect.runners import cgroup, procs
 from llm_bisect.runners.process_runner import ProcessRunner
 from llm_bisect.runners.protocol import BootFailure, BootOrder, Engine
 
-pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("cgroups")]
+pytestmark = [pytest.mark.llama, pytest.mark.serial]
 
 needs_cgroup = pytest.mark.skipif(
     not cgroup.available(), reason="no memory cgroup can be made here (root, or a delegated one)"
@@ -121,7 +121,7 @@ def test_cgroup_kills_and_is_seen(
     assert (engine.state().exit_code, engine.state().oom_killed) == (-9, True)
     engine.stop()
     assert engine.state().oom_killed
-    assert groups() == []
+    assert eventually(lambda: groups() == [])
 
 
 @needs_cgroup
@@ -134,7 +134,7 @@ def test_boot_killed_by_its_limit(
         runner.boot(order(launch=big), threading.Event())
     assert (caught.value.reason, caught.value.state.exit_code) == ("exited", -9)
     assert caught.value.state.oom_killed
-    assert groups() == []
+    assert eventually(lambda: groups() == [])
 
 
 def test_limit_without_cgroup_is_said_before(
@@ -275,7 +275,7 @@ def test_crash_of_bisect_and_reaper_is_adopted(
     assert "n_ctx" in adopted.log_text()
     adopted.stop()
     assert list(procs.find(study)) == []
-    assert groups() == []
+    assert eventually(lambda: groups() == [])
 
 
 def test_leftovers_are_reaped_where_no_boot_is_asked_for(
@@ -289,7 +289,7 @@ def test_leftovers_are_reaped_where_no_boot_is_asked_for(
     child.wait()
     assert runner.adopt(study, "b2") is None
     assert list(procs.find(study)) == []
-    assert groups() == []
+    assert eventually(lambda: groups() == [])
 
 
 def test_reaper_leaves_with_its_runner(order: Callable[..., BootOrder], llama_server: Path) -> None:

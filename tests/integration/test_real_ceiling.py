@@ -148,7 +148,7 @@ def test_the_largest_ubatch_that_survives(
 
 @pytest.mark.llama
 @pytest.mark.slow
-@pytest.mark.xdist_group("cgroups")
+@pytest.mark.serial
 def test_the_same_profile_as_a_process(
     llama_server: Path, tiny_profile: Callable[..., Path], bisect_cli: Callable[..., Any]
 ) -> None:

@@ -15,7 +15,7 @@ from llm_bisect.model import EnvironmentProblem
 from llm_bisect.runners import cgroup, procs
 from llm_bisect.spaces.compose import compose_command
 
-pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.xdist_group("cgroups")]
+pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.serial]
 
 BOOT = """
 import sys, threading

@@ -79,7 +79,7 @@ def test_without_a_controller_it_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cgroup, "_mount", lambda version: None)
     assert not cgroup.available()
     with pytest.raises(EnvironmentProblem, match="no memory cgroup") as caught:
-        cgroup.create("x", 64)
+        cgroup.create(cgroup.planned("x"), 64)
     assert "--runner docker" in str(caught.value.hint)
 
 
@@ -104,7 +104,7 @@ def test_version_2_takes_the_lowest_delegated_ancestor(
 )
 def test_a_real_group_kills_at_its_limit() -> None:
     """A process that takes 64 MiB in a group of 32 is killed, and the group can be removed."""
-    group = cgroup.create("test-real", 32)
+    group = cgroup.create(cgroup.planned("test-real"), 32)
     try:
         enter = "import os,sys; open(sys.argv[1],'w').write(str(os.getpid())); x=b'1'*(64<<20)"
         done = subprocess.run([sys.executable, "-c", enter, str(group.procs_file)], check=False)

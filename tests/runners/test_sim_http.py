@@ -25,6 +25,8 @@ from llm_bisect.runners.protocol import BootFailure
 from llm_bisect.runners.sim import rig
 from llm_bisect.spaces.engine_files import load_engine
 
+pytestmark = pytest.mark.serial  # they look for servers by the name of a study
+
 FACT = "The secret code for amber is 48213. "
 QUESTION = "\nThe secret code for amber is"
 WAIT_S = 30.0

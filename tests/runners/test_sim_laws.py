@@ -14,6 +14,8 @@ from llm_bisect.runners.sim.engine import SimEngine
 from llm_bisect.runners.sim.physics import Verdict
 from llm_bisect.runners.sim.settings import Settings, read_launch
 
+pytestmark = pytest.mark.serial  # they look for servers by the name of a study
+
 MODEL = rig.find_model("qwen3.6-27b-autoround-int4")
 CARDS = {name: rig.find_card(name) for name in rig.known("simulated-card")}
 PATCH = "/patches/patch_inputs_embeds_optional.py"

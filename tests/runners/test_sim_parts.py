@@ -17,6 +17,8 @@ from llm_bisect.runners.sim.settings import ArgumentError, read_launch, without_
 from llm_bisect.runners.sim.state import SharedState, Snapshot
 from llm_bisect.runners.simulated_runner import SCALE_VARIABLE, SimulatedRunner
 
+pytestmark = pytest.mark.serial  # they look for servers by the name of a study
+
 
 class Ticker:
     """An engine whose time the test sets."""

@@ -14,6 +14,8 @@ from llm_bisect.runners.sim import physics, prefill
 from llm_bisect.runners.sim.physics import Verdict
 from llm_bisect.runners.sim.rig import Card, Model, find_card, find_model
 
+pytestmark = pytest.mark.serial  # they look for servers by the name of a study
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

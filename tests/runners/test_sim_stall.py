@@ -21,6 +21,19 @@ from llm_bisect.runners.protocol import BootFailure, BootOrder
 from llm_bisect.runners.simulated_runner import SimulatedRunner
 from llm_bisect.spaces.engine_files import load_engine
 
+pytestmark = pytest.mark.serial  # they look for servers by the name of a study
+
+
+def gone(study: str, within_s: float = 30.0) -> bool:
+    """True once no process of that study is left: a server takes a moment to end."""
+    end = time.monotonic() + within_s
+    while list(procs.find(study)):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 STUDY = f"sim-stall-{os.getpid()}"
 
 
@@ -121,7 +134,7 @@ def test_adopt_ends_a_server_that_could_not_end_itself(tmp_path: Path) -> None:
         child.wait()
         assert _server("b1") == pid
         assert runner.adopt(STUDY, "b1") is None
-        assert list(procs.find(STUDY)) == []
+        assert gone(STUDY)
     finally:
         child.kill()
         child.wait()
@@ -163,7 +176,7 @@ def test_only_the_log_and_the_history_stay(runner: SimulatedRunner, tmp_path: Pa
     engine.stop()
     engine.stop()
     assert engine.memory() is None and engine.state().stopped_by_us
-    assert list(procs.find(STUDY)) == []
+    assert gone(STUDY)
 
 
 def test_a_folder_that_cannot_be_written_is_said(runner: SimulatedRunner, tmp_path: Path) -> None:

@@ -87,13 +87,21 @@ class MemoryGroup:
         return True
 
 
-def create(name: str, limit_mib: int) -> MemoryGroup:
-    """A new group `llm-bisect-NAME` whose memory and memory plus swap are limited to `limit_mib` MiB.
+def planned(name: str) -> MemoryGroup:
+    """The group `llm-bisect-NAME` before it exists, so that a reaper can know of it first.
 
     Raises EnvironmentProblem where this user may not make one.
     """
     parent, version = _parent_or_problem()
-    group = MemoryGroup(parent / f"{_PREFIX}{name}", version)
+    return MemoryGroup(parent / f"{_PREFIX}{name}", version)
+
+
+def create(group: MemoryGroup, limit_mib: int) -> MemoryGroup:
+    """Make a planned group; its memory and memory plus swap are limited to `limit_mib` MiB.
+
+    Raises EnvironmentProblem where this user may not make one.
+    """
+    version = group.version
     limit = str(limit_mib * MIB)
     try:
         if group.folder.exists():

@@ -67,7 +67,8 @@ class ProcessRunner:
         vram = Vram(order.gpus) if launch.wants_gpu else None
         group = None
         if launch.memory_limit_mib is not None:
-            group = cgroup.create(_slug(f"{order.boot}-{os.getpid()}"), launch.memory_limit_mib)
+            group = cgroup.planned(_slug(f"{order.boot}-{os.getpid()}"))
+        # the reaper hears of the group before it exists: a kill in between leaves nothing
         self._reaper.guard(
             Guarded(
                 "process",
@@ -78,6 +79,12 @@ class ProcessRunner:
                 cgroup_version=group.version if group else 0,
             )
         )
+        if group is not None and launch.memory_limit_mib is not None:
+            try:
+                cgroup.create(group, launch.memory_limit_mib)
+            except EnvironmentProblem:
+                self._forget(order.boot)
+                raise
         health = load_engine(launch.engine).endpoints.get("health", "/health")
         spec = {
             "port": port,
