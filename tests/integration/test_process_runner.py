@@ -69,7 +69,11 @@ def complete(engine: Engine, tokens: int) -> int:
 
 def groups() -> list[str]:
     """Memory cgroups of ours that exist."""
-    return [str(one) for one in Path("/sys/fs/cgroup").rglob("llm-bisect-*")]
+    # groups of others come and go while one looks: os.walk passes over what has gone
+    walked = os.walk("/sys/fs/cgroup")
+    return [
+        str(Path(at, name)) for at, names, _ in walked for name in names if name.startswith("llm-bisect-")
+    ]
 
 
 def eventually(check: Callable[[], bool], within_s: float = 30.0) -> bool:

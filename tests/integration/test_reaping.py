@@ -101,7 +101,10 @@ def test_killed_while_a_process_boots(llama_server: Path, tmp_path: Path) -> Non
     limit = "256" if cgroup.available() else "0"
 
     def left() -> list[object]:
-        return [*procs.find(study), *Path("/sys/fs/cgroup").rglob(f"llm-bisect-{study}-*")]
+        # groups of others come and go while one looks: os.walk passes over what has gone
+        walked = os.walk("/sys/fs/cgroup")
+        groups = [name for _, names, _ in walked for name in names if name.startswith(f"llm-bisect-{study}-")]
+        return [*procs.find(study), *groups]
 
     for moment_s in MOMENTS_S:
         killed_at(moment_s, ["process", study, str(tmp_path / "b.log"), limit], dict(os.environ))
