@@ -126,7 +126,9 @@ def _plan(
     share, tokens = profile.tolerance, profile.tolerance_tokens
     if question.tolerance is not None:
         share, tokens = parse_tolerance(question.tolerance)
-    reserve = profile.reserve_mib if question.reserve_mib is None else question.reserve_mib
+    # nobody else uses a simulated card: only a reserve that was asked for counts there
+    usual = 0.0 if runner == "simulated" else profile.reserve_mib
+    reserve = usual if question.reserve_mib is None else question.reserve_mib
     if not math.isfinite(reserve):
         raise UsageProblem(f"--reserve-mib {reserve} is no amount of memory", hint="e.g. 512")
     return Plan(
@@ -142,7 +144,7 @@ def _plan(
         confirm=question.confirm,
         tolerance=share,
         tolerance_tokens=tokens,
-        margin_mib=profile.margin_mib + (0.0 if runner == "simulated" else reserve),
+        margin_mib=profile.margin_mib + reserve,
         tiers_mib=profile.tiers_mib,
         deadline_s=spec.deadline_s,
         max_tokens=spec.max_tokens,

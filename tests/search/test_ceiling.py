@@ -497,3 +497,21 @@ def test_a_target_beyond_the_context_is_not_sent() -> None:
     state, _ = rig.run(plan)
     assert max(a.prompt_tokens for a in rig.asks) < 32_768
     assert answer_of(state, plan)["bound_by"] == "context"
+
+
+def test_a_margin_is_measured_on_a_boot_that_saw_nothing_longer() -> None:
+    """Free memory stays where a boot's longest prompt left it: a shorter probe after it is asked afresh."""
+    lowest: dict[int, float] = {}
+
+    def truth(_v: Mapping[str, Any], prompt: int, boot: int) -> tuple[str, str, float | None, dict[str, Any]]:
+        if prompt > 76_000:
+            return "oom_probe", "probe", None, {"context_tokens": 180_000}
+        lowest[boot] = min(lowest.get(boot, 1e9), 1_000 - prompt / 100)
+        return "pass", "probe", lowest[boot], {"context_tokens": 180_000}
+
+    plan = Plan("prompt", "prompt", 40_000, margin_mib=400.0)
+    state, _ = Rig(truth).run(plan)
+    answer = answer_of(state, plan)
+    # 60,000 tokens leave 400 MiB
+    assert 60_000 * 0.97 - 1_024 <= answer["recommended"] <= 60_000
+    assert answer["min_free_mib"] >= 400 and answer["last_pass"] > 70_000

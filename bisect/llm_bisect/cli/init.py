@@ -8,6 +8,7 @@ from pathlib import Path
 from llm_bisect.cli.errors import Exit
 from llm_bisect.model import EnvironmentProblem, UsageProblem
 from llm_bisect.spaces.init import profile_from_compose
+from llm_bisect.spaces.load import load_profile
 
 COMPOSE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml")
 
@@ -35,5 +36,11 @@ def run_init(compose: Path | None, service: str | None, output: Path | None, for
         raise EnvironmentProblem(f"{target}: {error.strerror}", hint="give another --output") from error
     print(f"written: {target}", file=sys.stderr)
     print(f"next: bisect doctor --profile {target}", file=sys.stderr)
-    print(f"then: bisect ceiling --profile {target} --axis mem-util --dry-run", file=sys.stderr)
+    print(f"then: bisect ceiling --profile {target} --axis {_first_axis(target)} --dry-run", file=sys.stderr)
     return Exit.ANSWERED
+
+
+def _first_axis(profile: Path) -> str:
+    """The axis that most people push first, of those that the profile has."""
+    axes = load_profile(str(profile)).axes
+    return next((name for name in ("mem-util", "max-model-len") if name in axes), "prompt")

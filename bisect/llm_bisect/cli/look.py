@@ -29,6 +29,8 @@ def run_status(study: str | None, journals: str | None, json_output: bool) -> in
         raise EnvironmentProblem(f"{path} holds no question yet", hint="run the command that began it again")
     pid = holder_pid(path)
     answer = answer_object(state)
+    if pid is not None:
+        answer["status"] = "running"
     if json_output:
         print(json.dumps({**answer, "running_pid": pid}, ensure_ascii=False))
         return Exit.ANSWERED

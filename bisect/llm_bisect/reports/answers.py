@@ -81,6 +81,8 @@ def warnings(state: State) -> list[str]:
         told.append(
             f"{trouble} probes ended in trouble that says nothing about the candidate; they were asked again"
         )
+    if any(t.outcome is Outcome.TIMEOUT_CLIENT for t in state.trials):
+        told.append("a time bound holds for what else this machine did in these hours")
     if any(t.outcome is Outcome.PASS for t in state.trials):
         told.append(SHORT_MARGIN_PROMPTS)
         if all(t.min_free_mib is None for t in state.trials):

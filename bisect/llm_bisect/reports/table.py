@@ -162,6 +162,8 @@ def _point(answer: Mapping[str, Any], unit: str = "") -> list[str]:
 
 def _next(obj: Mapping[str, Any]) -> list[str]:
     answer, status = obj["answer"], obj["status"]
+    if status == "running":
+        return [f"{_bisect('stop', obj)} ends it; what it found is kept"]
     # a process has no compose file to write an override for
     export = f"{_bisect('export', obj)} --to {'markdown' if obj.get('runner') == 'process' else 'compose'}"
     if status == "answered":

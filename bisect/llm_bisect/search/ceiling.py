@@ -203,7 +203,7 @@ def _decide_prompt(state: State, plan: Plan, own: Candidate) -> Ask | Done:
     if not wanted.is_closed(plan.slack_tokens(wanted.lo or 0)):
         tokens, _ = next_length(wanted, plan.target_tokens, plan.slack_tokens(wanted.lo or 0))
         reason = f"longest prompt that keeps the margin of {plan.margin_mib:.0f} MiB"
-        return Ask(own.values, tokens, "margin", reason)
+        return Ask(own.values, tokens, "margin", reason, fresh=True)
     if wanted.lo is None:
         mixed = own.lengths(plan).lo is None
         why = (

@@ -96,13 +96,20 @@ class Candidate:
         return len(passed | {t.boot for t in self.failures_at(prompt_tokens)})
 
     def min_free_mib(self, prompt_tokens: int) -> float | None:
-        """The margin at this length: lowest free memory over all passes at or below it, in MiB."""
-        seen = [
-            t.min_free_mib
-            for t in self.passes
-            if t.prompt_tokens <= prompt_tokens and t.min_free_mib is not None
-        ]
-        return min(seen, default=None)
+        """The margin at this length: lowest free memory over all passes at or below it, in MiB.
+
+        Free memory of a boot stays where its longest prompt left it, so a pass after a longer prompt on the
+        same boot tells of that prompt; it counts only where there is no other.
+        """
+        seen = [t for t in self.passes if t.prompt_tokens <= prompt_tokens and t.min_free_mib is not None]
+        clean = [t for t in seen if not self._after_longer(t)]
+        return min((t.min_free_mib for t in clean or seen if t.min_free_mib is not None), default=None)
+
+    def _after_longer(self, trial: Trial) -> bool:
+        return any(
+            t.boot == trial.boot and t.seq < trial.seq and t.prompt_tokens > trial.prompt_tokens
+            for t in self.trials
+        )
 
     def has_margin(self, prompt_tokens: int, margin_mib: float) -> bool:
         """True where the margin is kept, or cannot be known for want of telemetry."""
