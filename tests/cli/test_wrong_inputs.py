@@ -304,7 +304,7 @@ def test_a_port_that_is_taken(llama_server: Path, tmp_path: Path, bisect_cli: Ca
         path = process_profile(tmp_path / "p.yml", command=words, model="builtin:tiny-llama")
         ran = bisect_cli(*asked(path, "--confirm", "1", axis="prompt", runner="process"), "--json")
     assert ran.code == 0, ran.err
-    assert ran.json["answer"]["last_pass"] == 1_000
+    assert ran.json["answer"]["last_pass"] == 959  # what 1,024 tokens of context leave room for
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path, refused: Callable[..., str]) -> None:
