@@ -10,8 +10,9 @@ from llm_bisect.model import BOUND_OF, AxisValue, Bound, Outcome, Phase, Values
 from llm_bisect.search.length import LengthBracket, length_bracket
 from llm_bisect.search.plan import Plan
 
-NEEDS_REPEAT = frozenset({Outcome.ENGINE_CRASHED, Outcome.HANG})
-"""Failures that a flake can cause: one alone is asked again on a fresh boot before it counts."""
+NEEDS_REPEAT = frozenset({Outcome.ENGINE_CRASHED, Outcome.HANG, Outcome.RECALL_FAILED})
+"""Failures that a flake (or needles that happen to look alike) can cause: one alone is asked again, on a
+fresh boot and with fresh needles, before it counts."""
 
 USUAL_BATCH_TOKENS = 4096  # where the log does not tell: progress shows in steps of about one batch
 CONTEXT_RESERVE_TOKENS = 64  # follow-up questions may be a little longer than the first
